@@ -141,7 +141,7 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
   start = orthogonal.cayley(a) if name == "matrix" else a
   params = {orthogonal.parameter_name("u", name): start}
   rate = Choice(name="constant", options={"learning_rate": 1e-3})
-  tx, _ = optim.build(Choice(name="adam"), rate, steps)
+  tx, _ = optim.build_optimizer(Choice(name="adam"), rate, steps)
 
   def loss(params: Any, k: Any) -> jax.Array:
     (q,) = orthogonal.rotations(params, name).values()

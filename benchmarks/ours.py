@@ -50,7 +50,7 @@ def make_step(model: Model, accumulate: int) -> Any:
   """Returns a train step to compile, its layout, and its initial state."""
   options = {"learning_rate": LEARNING_RATE}
   rate = Choice(name="constant", options=options)
-  tx, _ = optim.build(Choice(name="adam"), rate, 10)
+  tx, _ = optim.build_optimizer(Choice(name="adam"), rate, 10)
   step = functools.partial(
     steps.train_step, model=model, tx=tx, seed=0, accumulate=accumulate
   )

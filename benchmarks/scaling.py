@@ -129,7 +129,7 @@ def compile_step(
   c = RunConfig.from_dict(configs.load(spec))
   # Text has the vocabulary of `ours`: 256 bytes and padding, two classes.
   model = ours.build(**vars(c.model), length=length)
-  tx, _ = optim.build(c.optimizer, c.schedule, c.total_steps)
+  tx, _ = optim.build_optimizer(c.optimizer, c.schedule, c.total_steps)
   layout = Layout.of(mesh, jax.devices()[:count])
   static = {"model": model, "tx": tx, "seed": 0, "placement": layout}
   step = functools.partial(steps.train_step, **static)

@@ -169,7 +169,7 @@ def _run(command: Command, began: float) -> None:
     with user_code.trusting(FLAGS.trust):
       results = loop.run(config, workdir, chosen=chosen, began=began, **modes)
     if processes.is_first():
-      print(summary.table(results), flush=True)
+      print(summary.format_results(results), flush=True)
     began = time.perf_counter()
 
 

@@ -122,7 +122,7 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
       for phase, cell, results in zip(last, cells, by_cell, strict=True):
         points += _points(way, cell.title, phase, results)
   if rows:
-    print("\n" + pretraining.table(rows))
+    print("\n" + pretraining.format_plan(rows))
   if args.out:
     _draw(points, args.out)
   return all_runs.sweeps
@@ -178,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   except (UserError, OSError) as error:
     sys.exit(f"error: {error}")
   for sweep in sweeps:
-    arguments.report(sweep, strict=False)
+    arguments.print_outcome(sweep, strict=False)
 
 
 if __name__ == "__main__":

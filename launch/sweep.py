@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   # Print the table of finished runs, then those that are missing.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)))
-  arguments.report(sweep, strict=args.strict)
+  arguments.print_outcome(sweep, strict=args.strict)
 
 
 if __name__ == "__main__":

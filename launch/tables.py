@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     interrupts.leave("runs with results are not repeated.")
   except (UserError, OSError) as error:
     sys.exit(f"error: {error}")
-  arguments.report(sweep, strict=args.strict)
+  arguments.print_outcome(sweep, strict=args.strict)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def evaluate(config, folder):
 
 def tabulate(config, folder):
   """The results as the commands of analysis read them."""
-  return tables.read([folder / "run"])[0]
+  return tables.read_runs([folder / "run"])[0]
 
 
 def draw(config, folder):

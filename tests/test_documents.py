@@ -433,7 +433,7 @@ def check_docker(argv, **_):
 
 def check_ranks(argv, *, monkeypatch, **_):
   """Checks what is to be measured; compiling the elimination takes long."""
-  monkeypatch.setattr(rank, "table", lambda settings, *_: str(settings))
+  monkeypatch.setattr(rank, "rank_table", lambda settings, *_: str(settings))
   rank_command.main(argv)
 
 

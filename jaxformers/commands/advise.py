@@ -55,7 +55,7 @@ def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
   if out:
     requirements.require("plots", f"--out={out}")
   sizes = _sizes(config) if config else None
-  print("\n".join(advise.report(params, vocab, rank, sizes)))
+  print("\n".join(advise.advice_lines(params, vocab, rank, sizes)))
   if out:
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)

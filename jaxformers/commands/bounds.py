@@ -24,7 +24,7 @@ from jaxformers.theory import bounds
 )
 def main(num_layers: int, d_model: int, num_heads: int) -> None:
   """Prints where a network lies."""
-  print("\n".join(bounds.report(num_layers, d_model, num_heads)))
+  print("\n".join(bounds.bound_lines(num_layers, d_model, num_heads)))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
   if not states.describe(state):
     requirements.require("plots", f"The picture in {workdir}")
   run = states.load(workdir, **state)
-  content = certified.report(
+  content = certified.measure_certified(
     run,
     counts=cli.numbers("tokens", tokens),
     radii=cli.numbers("radii", radii, float),

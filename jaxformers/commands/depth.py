@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxformers.analysis.tables import depth
-from jaxformers.analysis.tables.results import read
+from jaxformers.analysis.tables.results import read_runs
 from jaxformers.foundations import cli, requirements
 
 
@@ -26,7 +26,7 @@ def main(workdirs: Sequence[Path], out: str) -> None:
   """Prints the tables, and draws them if asked."""
   if out:
     requirements.require("plots", f"--out={out}")
-  points = depth.select_points(read(workdirs))
+  points = depth.select_points(read_runs(workdirs))
   print(depth.markdown(points))
   if out:
     path = Path(out)

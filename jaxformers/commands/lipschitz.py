@@ -43,9 +43,9 @@ def main(
   content["split"] = split
   content |= {key: value for key, value in state.items() if value}
   content |= {"length": length, **search}
-  content |= lipschitz.report(run.model, run.params, ids, **search)
+  content |= lipschitz.measure_encoder(run.model, run.params, ids, **search)
   print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
-  print(lipschitz.table(content))
+  print(lipschitz.factor_table(content))
   if label := states.describe(state):
     print(f"Not written to {workdir}: {label}.")
     return

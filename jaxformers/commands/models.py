@@ -84,7 +84,7 @@ def main(
     f"One {example}: operations of a forward pass, in matrix products and in "
     "all other\narithmetic, and what it keeps for the backward pass.\n"
   )
-  cli.show(rows, (text, costs.table(rows)), as_json)
+  cli.show(rows, (text, costs.cost_table(rows)), as_json)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main(folders: list[Path], out: str) -> None:
   if out:
     requirements.require("plots", f"--out={out}")
   runs = [price.price(folder) for folder in folders]
-  print(price.table(runs))
+  print(price.price_table(runs))
   if out:
     drawn = price.figure(runs)
     if not drawn.rows:

@@ -34,7 +34,7 @@ from jaxformers.foundations.errors import UserError
 )
 def main(workdirs: Sequence[Path], use_latex: bool) -> None:
   """Prints the papers' tables that have any of the runs."""
-  filled = published.tables(results.read(workdirs))
+  filled = published.tables(results.read_runs(workdirs))
   if not filled:
     names = {column.task for table in TABLES for column in table.columns}
     raise UserError(

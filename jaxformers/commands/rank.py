@@ -49,7 +49,7 @@ def main(part: str, max_points: int, seed: int, **options: Any) -> None:
     rank.Setting(layers, width, heads, tokens, part=group, **options)
     for layers, width, heads, tokens in itertools.product(*sizes)
   ]
-  print(rank.table(settings, max_points, seed))
+  print(rank.rank_table(settings, max_points, seed))
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def main(
   is_new = not out.exists()
   out.mkdir(parents=True, exist_ok=True)
   try:
-    page = report.build(
+    page = report.build_page(
       workdirs, options, checkpoints=not no_checkpoints, pretrained=folders
     )
   except UserError:

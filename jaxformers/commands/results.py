@@ -21,7 +21,7 @@ from jaxformers.foundations import cli
 @cli.command(cli.WORKDIRS)
 def main(workdirs: Sequence[Path]) -> None:
   """Prints the table of the runs below some folders."""
-  print(results.markdown(results.summarise(results.read(workdirs))))
+  print(results.markdown(results.summarise(results.read_runs(workdirs))))
 
 
 if __name__ == "__main__":

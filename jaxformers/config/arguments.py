@@ -201,7 +201,7 @@ def take_options(
   """Removes options that the config does not list from argv.
 
   A config lists the options that its published numbers depend on.
-  `models.build` and `optim.build` know all options of mixers, blocks,
+  `models.build` and `optim.build_optimizer` know all options of mixers, blocks,
   optimisers and schedules, and reject the others.
 
   Returns:

@@ -124,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     UserError: for a file that is damaged, or that this package did not write;
       it names the file, what is wrong with it, and what to do.
   """
-  config = read(folder, "config.json")
+  config = read_verified(folder, "config.json")
   check_config(folder, "config.json", config)
   return config
 
@@ -135,7 +135,7 @@ def read_results(folder: Path) -> dict[str, Any]:
   Raises:
     UserError: as `read_config`.
   """
-  results = read(folder, "results.json")
+  results = read_verified(folder, "results.json")
   _check_types(folder, "results.json", results, RESULTS_FIELDS)
   kinds = {results["metric"]: (int, float)}
   _check_types(folder, "results.json", results, kinds)
@@ -164,7 +164,7 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
   if not (folder / "scores.json").exists():
     return []
   try:
-    scores: Any = read(folder, "scores.json").get("scores")
+    scores: Any = read_verified(folder, "scores.json").get("scores")
     is_list = isinstance(scores, list) and all(
       isinstance(record, Mapping) and {*SCORE_FIELDS} <= {*record}
       for record in scores
@@ -260,7 +260,7 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
   return record if is_right else None
 
 
-def read(folder: Path, name: str) -> dict[str, Any]:
+def read_verified(folder: Path, name: str) -> dict[str, Any]:
   """Returns the content of a JSON file of a run, whose digest must be right.
 
   Raises:

@@ -68,7 +68,7 @@ def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
   )
 
 
-def report(sweep: Sweep, *, strict: bool) -> None:
+def print_outcome(sweep: Sweep, *, strict: bool) -> None:
   """Names missing data and failed runs; exits with status 1 for the latter.
 
   Args:

@@ -298,6 +298,6 @@ def table_row(
   return [title, way.title, steps, f"{mean} {metric}", listed, f"{seconds:.0f}"]
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
+def format_plan(rows: Sequence[Sequence[str]]) -> str:
   """Returns rows of `table_row` as a table in Markdown."""
   return markdown_table(COLUMNS, rows, right=(5,))

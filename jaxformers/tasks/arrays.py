@@ -31,7 +31,7 @@ HELD_OUT = 0.1
 TEXTS = {"texts": 1, "pairs": 2}
 MOST_IDS = 1 << 24  # A greater id is an identifier, not one of a vocabulary.
 MAX_CLASSES = 1 << 16  # A greater label is an identifier, not a class.
-Examples = Any  # Inputs and labels in any form that `rows.read` takes.
+Examples = Any  # Inputs and labels in any form that `rows.read_columns` takes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def from_arrays(
   ranges.check(from_arrays, sizes)
   parts = {"train": train, "validation": validation, "test": test}
   columns = {
-    name: rows.read(examples, name)
+    name: rows.read_columns(examples, name)
     for name, examples in parts.items()
     if examples is not None
   }

@@ -56,7 +56,7 @@ class Columns(NamedTuple):
   classes: tuple[str, ...] = ()
 
 
-def read(examples: Any, name: str) -> Columns:
+def read_columns(examples: Any, name: str) -> Columns:
   """Returns the inputs and the labels of examples in any form.
 
   Args:

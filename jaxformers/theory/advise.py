@@ -168,7 +168,7 @@ class Sizes(NamedTuple):
     return self.num_layers * (4 * d * d + 2 * d * self.mlp_dim)
 
 
-def report(
+def advice_lines(
   params: float, vocab: int, rank: int, sizes: Sizes | None
 ) -> list[str]:
   """Returns the lines of the advice.

@@ -262,7 +262,7 @@ def check_layers(num_layers: int) -> None:
     raise UserError(f"num_layers={num_layers} is below 1: give 1 or more.")
 
 
-def report(num_layers: int, d_model: int, num_heads: int) -> list[str]:
+def bound_lines(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   """Returns the lines of a report on a network, by the theory and the fit.
 
   Args:

@@ -362,7 +362,7 @@ TITLES = (
 )
 
 
-def table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
+def rank_table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
   """Returns a Markdown table of ranks, closed forms and bounds.
 
   Args:

@@ -97,7 +97,7 @@ def _require_own(folder: Path) -> None:
 
 
 def write_parameters(folder: Path, params: Any) -> None:
-  """Writes the parameters of a model, for `read` to find them."""
+  """Writes the parameters of a model, for `read_export` to find them."""
   write_arrays(
     folder / PARAMETERS,
     flax.traverse_util.flatten_dict(jax.device_get(params), sep="/"),
@@ -111,7 +111,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
   path.write_bytes(safetensors.numpy.save(flat))
 
 
-def read(folder: Path) -> tuple[dict[str, Any], Any, frozenset[str]]:
+def read_export(folder: Path) -> tuple[dict[str, Any], Any, frozenset[str]]:
   """Reads a folder, and compares all of its files with their digests.
 
   Returns:

@@ -38,7 +38,8 @@ Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule", is_open=True)
 OPTIMIZERS: Registry = Registry("optimizer", is_open=True)
-# Arguments of optimisers and schedules that are no options: `build` makes them.
+# Arguments of optimisers and schedules that `build_optimizer` makes, and no
+# config sets.
 BUILT = {"schedule", "decays", "total_steps"}
 LAYER = re.compile(r"encoder/layer_(\d+)/")
 
@@ -416,7 +417,7 @@ def _split_options(
   return shared, own
 
 
-def build(
+def build_optimizer(
   optimizer: Choice,
   schedule: Choice,
   total_steps: int,
@@ -486,7 +487,7 @@ def _check_options(
   Args:
     kind: "optimizer" or "schedule".
     name: name of the optimiser or the schedule.
-    function: registered function. `build` passes the arguments `BUILT`.
+    function: registered function; it gets the arguments `BUILT`, too.
     options: options of the config.
   """
   is_optimizer = kind == "optimizer"

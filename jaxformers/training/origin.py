@@ -478,7 +478,7 @@ def read_record(workdir: Path) -> dict[str, Any] | None:
   """Returns what a run began with; None if it began from its seed."""
   if not (workdir / RECORD).exists():
     return None
-  return workdirs.read(workdir, RECORD)
+  return workdirs.read_verified(workdir, RECORD)
 
 
 def describe(record: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ def scores(
   folder = None
   with contextlib.suppress(UserError, OSError):
     folder = data_folder(data_dir) / "rules"
-    return workdirs.read(folder, name)["scores"]
+    return workdirs.read_verified(folder, name)["scores"]
   say(f"Fitting {', '.join(names)}, once for these data.")
   fitted = task.baselines()
   # Without a folder that can be written the next run fits them again.

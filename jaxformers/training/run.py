@@ -197,7 +197,9 @@ def open_run(
   def kinds(params: Any) -> Any:
     return model.kinds(params)  # Known once the sizes of the task are.
 
-  tx, rate = optim.build(c.optimizer, c.schedule, c.total_steps, kinds)
+  tx, rate = optim.build_optimizer(
+    c.optimizer, c.schedule, c.total_steps, kinds
+  )
   task, model, num_reference_params = _build(c, task)
   return Run(c, workdir, task, model, num_reference_params, layout, tx, rate)
 

@@ -136,7 +136,7 @@ def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
   return {"split": "test", **way, "epochs": round(epochs, 4)}
 
 
-def table(results: Mapping[str, Any]) -> str:
+def format_results(results: Mapping[str, Any]) -> str:
   """Returns the numbers of a run as a table for people.
 
   Args:

@@ -77,7 +77,7 @@ def read_weights(folder: Path) -> Weights | None:
     config = RunConfig.from_dict(saved)
     best, about = _read_best(folder, config)
     params = jax.device_get(best.state.scored)
-    record = workdirs.read(folder, "vocabulary.json")
+    record = workdirs.read_verified(folder, "vocabulary.json")
     fields = (saved["model"], about, record, best.step, config.imports)
     has_results = (folder / "results.json").exists()
     return Weights(params, *fields, *_others(folder, record, has_results))
@@ -134,10 +134,10 @@ def _read_exported(folder: Path) -> Weights:
 
 
 def _read_files(folder: Path) -> Weights:
-  content, params, files = exported.read(folder)
+  content, params, files = exported.read_export(folder)
   about = {key: content[key] for key in exported.FIELDS}
   user_code.import_named_by(folder, about["imports"])
-  record = workdirs.read(folder, "vocabulary.json")
+  record = workdirs.read_verified(folder, "vocabulary.json")
   tokenizer, results = _others(folder, record, "results.json" in files)
   return Weights(
     params, record=record, **about, tokenizer=tokenizer, results=results
@@ -157,5 +157,7 @@ def _others(
   tokenizer = None
   if workdirs.has_tokenizer(record):
     tokenizer = workdirs.read_tokenizer(folder, record)
-  results = workdirs.read(folder, "results.json") if has_results else {}
+  results = (
+    workdirs.read_verified(folder, "results.json") if has_results else {}
+  )
   return tokenizer, results

@@ -409,7 +409,7 @@ def begin(changes):
   config = configs.RunConfig.from_dict(fields)
   run.check_fields(config)
   compilers.layout(config.mesh)
-  tx, schedule = optim.build(
+  tx, schedule = optim.build_optimizer(
     config.optimizer, config.schedule, config.total_steps
   )
   return config, tx, schedule

@@ -87,7 +87,7 @@ def test_functions_say_it_as_well(without, tmp_path):
     lambda: figure.picture("png"),
     lambda: figure.write(tmp_path / "out"),
     lambda: layers.plane(None, None),
-    lambda: report.build([tmp_path], measured.Options()),
+    lambda: report.build_page([tmp_path], measured.Options()),
     lambda: page.write(page.Page(), tmp_path / "out"),
     lambda: advise.draw(tmp_path / "a.png", advise.advise(1e6, 0, 0), None),
   ):

@@ -14,16 +14,16 @@ def test_missing_data_are_named_and_failures_end_with_status_1(
   args = argparse.Namespace(workdir=tmp_path, slurm=None)
   sweep = arguments.make_sweep(args, ["--config.total_steps=1"])
   assert type(sweep) is Sweep and sweep.overrides == ["--config.total_steps=1"]
-  arguments.report(sweep, strict=True)
+  arguments.print_outcome(sweep, strict=True)
   sweep.missing = {"a.py": "No archive."}
-  arguments.report(sweep, strict=False)
+  arguments.print_outcome(sweep, strict=False)
   assert "a.py: No archive." in capsys.readouterr().err
   with pytest.raises(SystemExit) as stopped:
-    arguments.report(sweep, strict=True)
+    arguments.print_outcome(sweep, strict=True)
   assert stopped.value.code == 1
   sweep.failed = {"runs/a/seed_0": 3}
   with pytest.raises(SystemExit, match="exit status:\n  runs/a/seed_0: 3"):
-    arguments.report(sweep, strict=False)
+    arguments.print_outcome(sweep, strict=False)
 
 
 def test_an_axis_is_not_overridden():

@@ -195,7 +195,7 @@ def test_inputs_are_read_without_their_data(protocol, data_dir, tmp_path):
     "listops", protocol=protocol, data_dir=str(data_dir), **sizes
   )
   workdirs.write_vocabulary(tmp_path, task)
-  inputs = from_record(workdirs.read(tmp_path, "vocabulary.json"))
+  inputs = from_record(workdirs.read_verified(tmp_path, "vocabulary.json"))
   text = "[MAX 2 [SM 3 9 ] ]"
   np.testing.assert_array_equal(inputs.encode(text), task.encode(text))
   assert inputs.batch([text, "[MIN 1 ]"]).shape[0] == 2

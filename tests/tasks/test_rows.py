@@ -88,7 +88,7 @@ COLUMNS = {"idx": range(20), "text": TEXTS, "label": LABELS}
   ],
 )
 def test_every_form_is_the_same_examples(examples):
-  columns = rows.read(examples, "train")
+  columns = rows.read_columns(examples, "train")
   assert list(columns.inputs) == TEXTS
   assert list(columns.labels) == LABELS
 
@@ -123,7 +123,7 @@ def test_files(tmp_path, encoding, ending, mark):
   lines = [f"label{mark}text"]
   lines += [f"{y}{mark}{x}" for x, y in zip(quoted, LABELS, strict=True)]
   path.write_bytes("\r\n".join([*lines, ""]).encode(encoding))
-  columns = rows.read(str(path), "train")
+  columns = rows.read_columns(str(path), "train")
   assert columns.labels == LABELS
   assert columns.inputs == [f'a "{text}"{mark}\nna\u00efve' for text in TEXTS]
 
@@ -143,7 +143,7 @@ def test_wrong_files(tmp_path, content, message):
   path = tmp_path / "rows.csv"
   path.write_bytes(content.encode("latin-1"))
   with pytest.raises(ValueError, match=message):
-    rows.read(path, "train")
+    rows.read_columns(path, "train")
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_wrong_files(tmp_path, content, message):
 )
 def test_what_is_refused(examples, message):
   with pytest.raises(ValueError, match=message):
-    rows.read(examples, "train")
+    rows.read_columns(examples, "train")

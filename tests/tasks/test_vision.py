@@ -93,7 +93,7 @@ def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
   assert json.loads(json.dumps(task.info)) == task.info
   sha256 = task.info["sha256"]
   assert sha256.startswith("listing-")
-  assert "not the authors' counts" in summary.table(
+  assert "not the authors' counts" in summary.format_results(
     RESULTS | {"data": task.info}
   )
   assert "counts                not the authors'" in prepare.summary(task)

@@ -122,25 +122,27 @@ def test_the_largest_size_that_is_not_refused():
 
 
 def test_both_thresholds_are_explained():
-  lines = "\n".join(a.report(125e6, 32_000, 0, None))
+  lines = "\n".join(a.advice_lines(125e6, 32_000, 0, None))
   assert "122.9 M parameters (-1.7%)" in lines
   assert "log_3 d = 5.88 layers: the bounds favour depth up to it" in lines
   assert "25.6 layers, measured: trained networks" in lines
   assert "log d grows with L by log 3 = 1.10 per layer in the theory" in lines
   assert "choose sizes by the fit" in lines
   assert "beyond the 6 to 48 layers" not in lines
-  assert "beyond the 6 to 48 layers" in "\n".join(a.report(1e12, 0, 0, None))
-  lines = "\n".join(a.report(3e7, 256, 0, None))
+  assert "beyond the 6 to 48 layers" in "\n".join(
+    a.advice_lines(1e12, 0, 0, None)
+  )
+  lines = "\n".join(a.advice_lines(3e7, 256, 0, None))
   assert "vocabulary 256: below the fit's width, so depth instead" in lines
   assert "more layers than the fit has for that width" in lines
 
 
 def test_the_config_in_hand():
   """Counted by its own feed-forward, and set against the bottleneck."""
-  lines = "\n".join(a.report(1e7, 100, 0, a.Sizes(16, 128, 2_048)))
+  lines = "\n".join(a.advice_lines(1e7, 100, 0, a.Sizes(16, 128, 2_048)))
   assert "16 layers of 128 channels, 9.4 M parameters (its layers" in lines
   assert "vocabulary 100, below its 128 channels" in lines
-  lines = "\n".join(a.report(1e7, 1_000, 0, a.Sizes(6, 256, 1_024)))
+  lines = "\n".join(a.advice_lines(1e7, 1_000, 0, a.Sizes(6, 256, 1_024)))
   assert "6 layers of 256 channels, 4.7 M parameters\n" in lines
   assert "below its" not in lines
 

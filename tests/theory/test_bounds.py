@@ -208,18 +208,18 @@ def test_the_papers_example_is_placed(capsys):
 
 @given(st.integers(1, 10**9), st.integers(2, 10**9))
 def test_any_network_is_placed(num_layers, d_model):
-  lines = b.report(num_layers, d_model, 1)
+  lines = b.bound_lines(num_layers, d_model, 1)
   theorem = b.bounds(num_layers, d_model, 1).theorem
   assert lines[2].startswith(f"  theorem {theorem} ")
   assert any(line.startswith(f"  corollary {theorem} ") for line in lines)
 
 
 def test_what_has_no_bound_or_fit_is_said():
-  lines = "\n".join(b.report(7, 1_000, 16))
+  lines = "\n".join(b.bound_lines(7, 1_000, 16))
   assert "-384.0 <= log_3 of the separation rank <= 4,240.9" in lines
   assert "(a negative lower bound says nothing)" in lines
   assert "the bounds show no shallower network that has a higher" in lines
-  lines = "\n".join(b.report(1, 100, 2))
+  lines = "\n".join(b.bound_lines(1, 100, 2))
   assert "there is no shallower network" in lines
   assert "none: the fit begins at 163 channels" in lines
   assert "none: smaller than one layer of it" in lines

@@ -257,7 +257,7 @@ def test_the_command(capsys):
   ],
 )
 def test_the_bounds_are_those_of_the_theorem_that_holds(fields, theorem):
-  row = r.table([r.Setting(**fields)], 64, 0).splitlines()[2]
+  row = r.rank_table([r.Setting(**fields)], 64, 0).splitlines()[2]
   assert row.split("|")[-2].strip() == theorem
 
 

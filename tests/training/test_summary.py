@@ -19,7 +19,7 @@ def test_the_table_shows_what_a_number_needs():
     "wall_seconds": 286.0,
     "data": {"source": "generated"},
   }
-  text = summary.table(results)
+  text = summary.format_results(results)
   for shown in (
     "36.15%",
     "17.55%",
@@ -33,14 +33,14 @@ def test_the_table_shows_what_a_number_needs():
   assert "SHA-256" not in text
   results["data"] = {"authors_checksum": False, "sha256": "0123456789abcdef"}
   shown = "not the authors' archive: SHA-256 0123456789ab"
-  assert shown in summary.table(results)
+  assert shown in summary.format_results(results)
   results["data"]["authors_checksum"] = None
   shown = "an archive without a published checksum: SHA-256 0123456789ab"
-  assert shown in summary.table(results)
+  assert shown in summary.format_results(results)
   counts = {"train": 1200, "classes": 10}
   results["data"] |= {"authors_counts": False, "counts": counts}
   shown = "not the authors' counts: 1,200 train, 10 classes"
-  assert shown in summary.table(results)
+  assert shown in summary.format_results(results)
 
 
 def test_own_examples_are_held_out_and_no_test_split():

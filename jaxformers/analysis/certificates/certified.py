@@ -306,7 +306,7 @@ def figure(content: dict[str, Any]) -> Figure:
   """Returns both accuracies over k and over the radius.
 
   Args:
-    content: result of `report`.
+    content: result of `measure_certified`.
   """
   panels = {
     "tokens": "accuracy, tokens replaced",
@@ -328,7 +328,7 @@ def figure(content: dict[str, Any]) -> Figure:
   return plots.curves(texts, rows, "strength of the change", panels)
 
 
-def report(
+def measure_certified(
   run: TrainedModel,
   *,
   counts: list[int],
@@ -402,7 +402,7 @@ def report(
 
 
 def lines(content: dict[str, Any]) -> list[str]:
-  """Returns the result of `report` as lines of text."""
+  """Returns the result of `measure_certified` as lines of text."""
   rows = [
     (
       f"{row['strength']} token{'s' * (row['strength'] != 1)}"

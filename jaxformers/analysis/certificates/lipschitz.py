@@ -220,7 +220,7 @@ def _observe(
   return distances(hidden, places), norms.max(1), shared
 
 
-def report(
+def measure_encoder(
   model: Model,
   params: Any,
   ids: np.ndarray,
@@ -292,8 +292,8 @@ def _explain(model: Model, total: dict[str, Interval] | None) -> list[str]:
   return sentences + layers.remarks(bounded=is_bounded)
 
 
-def table(content: dict[str, Any]) -> str:
-  """Returns the result of `report` as text, a line for each layer."""
+def factor_table(content: dict[str, Any]) -> str:
+  """Returns the result of `measure_encoder` as text, a line for each layer."""
 
   def span(low: float, high: float) -> str:
     return f"[{low:.4g}, {high:.4g}]"

@@ -80,7 +80,7 @@ def price(workdir: Path) -> Priced:
   return Priced(workdir.name, name, metric, results[metric], interval)
 
 
-def table(runs: list[Priced]) -> str:
+def price_table(runs: list[Priced]) -> str:
   """Returns the runs as a table in Markdown, the narrowest first."""
   rows = [
     (

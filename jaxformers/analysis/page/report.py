@@ -14,7 +14,7 @@ from jaxformers.foundations import requirements
 from jaxformers.foundations.errors import UserError
 
 
-def build(
+def build_page(
   workdirs: Sequence[Path],
   options: Options,
   *,

@@ -102,7 +102,7 @@ COLUMNS = (
 )
 
 
-def table(costs: list[Fields]) -> str:
+def cost_table(costs: list[Fields]) -> str:
   """Returns the rows of `rows` as a Markdown table."""
   lines = [
     # A model that cannot be built has the reason instead of numbers.

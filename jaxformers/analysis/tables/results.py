@@ -68,7 +68,7 @@ def files(folder: Path, name: str) -> list[Path]:
   )
 
 
-def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
+def read_runs(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """Returns the `results.json` in each folder and below.
 
   Files that cannot be read are left out, and named on stderr with the reason.

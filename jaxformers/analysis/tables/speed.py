@@ -57,7 +57,7 @@ SPEED_UPS = {
 }
 
 
-def build(title: str, length: int) -> models.Model:
+def build_encoder(title: str, length: int) -> models.Model:
   """Returns an encoder of the table, with a head of two classes."""
   return models.build(**ENCODERS[title], **SIZES, max_len=length)
 
@@ -65,7 +65,9 @@ def build(title: str, length: int) -> models.Model:
 def count_parameters() -> dict[str, int]:
   """Returns the parameters of each encoder with its embedding, no head."""
   head = SIZES["num_classes"] * (SIZES["d_model"] + 1)
-  return {title: models.size(build(title, 4_096)) - head for title in ENCODERS}
+  return {
+    title: models.size(build_encoder(title, 4_096)) - head for title in ENCODERS
+  }
 
 
 def measure_seconds(
@@ -98,7 +100,7 @@ def measure_seconds(
 
 def _compile(title: str, ids: jax.Array) -> Any:
   """Returns a compiled call of inference, after its first run."""
-  model = build(title, ids.shape[1])
+  model = build_encoder(title, ids.shape[1])
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), ids[:1, :2])["params"]
   variables = jax.jit(functools.partial(make_variables, model))(params)

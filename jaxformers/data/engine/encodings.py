@@ -24,7 +24,7 @@ from jaxformers.foundations.errors import UserError
 
 PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
 SPECIAL = vocabularies.SPECIAL
-_read_vocabulary = vocabularies.read
+_read_vocabulary = vocabularies.read_tokenizer
 # Largest number of characters of a trained vocabulary.
 ALPHABET = 1_000
 BYTES = (PAD, *(f"0x{value:02x}" for value in range(256)))

@@ -324,7 +324,7 @@ def _acquire(folder: Path) -> filelock.AcquireReturnProxy:
     return lock.acquire()
 
 
-def build(
+def build_packed(
   folder: Path, make: Callable[[Path], Mapping[str, Any]]
 ) -> tuple[dict[str, Packed], dict[str, Any]]:
   """Opens the splits in a folder, and makes them first where it is missing.

@@ -110,7 +110,7 @@ def open_splits(
     return info | extra
 
   folder = root / "packed" / f"{source.key}-{encoding.name}"
-  splits, info = packed.build(folder, make)
+  splits, info = packed.build_packed(folder, make)
   _require_same_archive(source, folder, info, archive)
   return splits, info
 

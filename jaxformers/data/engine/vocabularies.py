@@ -51,7 +51,7 @@ CLASSES = ("Bert", "DistilBert", "Electra", "MobileBert", "ConvBert")
 GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
-def read(path: Path) -> tokenizers.Tokenizer:
+def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a vocabulary and of the files next to it.
 
   Args:
@@ -129,7 +129,7 @@ def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
   """
   ours = json.loads(tokenizer_json)
   if find(folder):
-    theirs = json.loads(read(folder).to_str())
+    theirs = json.loads(read_tokenizer(folder).to_str())
     names = ["normalizer", "pre_tokenizer", "model"]
   elif (folder / CONFIG).is_file():
     options = _options(folder) or {}

@@ -147,7 +147,7 @@ def test_tokens_that_do_not_differ():
 
 def test_measured_lies_within_guaranteed():
   model, params = build()
-  content = lipschitz.report(model, params, np.asarray(IDS), steps=40)
+  content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=40)
   low, high = content["guaranteed"]["all"]["tokens"]
   assert_between(content["measured"]["factors"][-1], low, high)
   assert_between(content["adversarial"]["tokens"], low, high)
@@ -157,9 +157,9 @@ def test_measured_lies_within_guaranteed():
 @pytest.mark.long
 def test_other_encoders_have_the_measured_part():
   model, params = build("local", block_size=3, num_heads=2)
-  content = lipschitz.report(model, params, np.asarray(IDS), steps=2)
+  content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=2)
   assert content["guaranteed"]["all"] is None
-  assert "has no certificate" in lipschitz.table(content)
+  assert "has no certificate" in lipschitz.factor_table(content)
   assert len(content["measured"]["factors"]) == 3
 
 

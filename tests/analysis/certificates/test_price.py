@@ -46,7 +46,7 @@ RUNS = [
 
 
 def test_the_table_begins_with_the_narrowest():
-  lines = price.table(RUNS).splitlines()[2:]
+  lines = price.price_table(RUNS).splitlines()[2:]
   assert [line.split("|")[1].strip() for line in lines] == [
     "narrow",
     "wide",

@@ -45,7 +45,7 @@ def workdir(smoke, tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(workdir):
   options = Options(samples=4, length=40)
-  return report.build([workdir, workdir / "nothing"], options)
+  return report.build_page([workdir, workdir / "nothing"], options)
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +130,11 @@ def test_curves_are_promised_only_where_records_are(workdir, tmp_path):
   path = folder / "metrics.jsonl"
   lines = path.read_text().splitlines(keepends=True)
   path.write_text("".join([lines[0], "damaged\n", *lines[2:]]))
-  page = report.build([folder], Options(), checkpoints=False)
+  page = report.build_page([folder], Options(), checkpoints=False)
   damaged = f"{path}: lines [2] are damaged."
   assert page.notes == [f"{damaged} Curves show the lines that remain."]
   path.write_text("damaged\n")
-  page = report.build([folder], Options(), checkpoints=False)
+  page = report.build_page([folder], Options(), checkpoints=False)
   assert page.notes == [f"{path}: lines [1] are damaged."]
 
 

@@ -27,7 +27,7 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
   for seed, accuracy in enumerate((0.30, 0.34, 0.35)):
     write(tmp_path / "a" / f"seed_{seed}", seed, accuracy)
   write(tmp_path / "b", 0, 0.5, batch_size=64)
-  rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  rows = results.summarise(results.read_runs([tmp_path / "a", tmp_path / "b"]))
   assert len(rows) == 2
   mean, deviation = rows[0]["score"]
   assert mean == pytest.approx(33.0)
@@ -46,7 +46,7 @@ def test_every_metric_has_a_table(tmp_path):
   content |= {"metric": "perplexity", "perplexity": 33.154, "max_len": 0}
   content["baselines"] = {"unigram": 654.19}
   workdirs.write(tmp_path / "b", "results.json", content)
-  rows = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  rows = results.summarise(results.read_runs([tmp_path / "a", tmp_path / "b"]))
   first, second = results.markdown(rows).split("\n\n")
   assert "| accuracy % |" in first
   assert "majority class 17.5" in first
@@ -58,7 +58,9 @@ def test_every_metric_has_a_table(tmp_path):
 def test_the_same_seed_counts_once(tmp_path):
   for name in ("a", "b"):
     write(tmp_path / name, 0, 0.3)
-  (row,) = results.summarise(results.read([tmp_path / "a", tmp_path / "b"]))
+  (row,) = results.summarise(
+    results.read_runs([tmp_path / "a", tmp_path / "b"])
+  )
   assert row["seeds"] == "0"
 
 
@@ -78,7 +80,7 @@ def test_settings_are_named_and_their_spread_is_shown(tmp_path):
       mixer = {"mixer": {"num_experts": experts}}
       folder = tmp_path / f"{experts}_{seed}"
       write(folder, seed, accuracy, model=model | mixer)
-  rows = results.summarise(results.read([tmp_path]))
+  rows = results.summarise(results.read_runs([tmp_path]))
   assert sorted(row["config"] for row in rows) == [
     f"L=2 d=32 num_experts={experts}" for experts in (1, 4, 8)
   ]
@@ -91,7 +93,7 @@ def test_settings_are_named_and_their_spread_is_shown(tmp_path):
   # One setting has no spread.
   write(tmp_path / "other" / "0", 0, 0.5, batch_size=1)
   assert "settings" not in results.markdown(
-    results.summarise(results.read([tmp_path / "other"]))
+    results.summarise(results.read_runs([tmp_path / "other"]))
   )
 
 
@@ -117,7 +119,7 @@ def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
     content = workdirs.read_results(tmp_path / str(k))
     content["task_description"] = {"data": {"test": str(k)}}
     workdirs.write(tmp_path / str(k), "results.json", content)
-  rows = results.summarise(results.read([tmp_path]))
+  rows = results.summarise(results.read_runs([tmp_path]))
   assert results.over_settings(rows) == []
   text = results.markdown(rows)
   assert "over settings" not in text and "71.75" not in text
@@ -129,7 +131,7 @@ def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
 def test_steps_are_shown_and_rows_that_differ_are_named(tmp_path):
   write(tmp_path / "a", 0, 0.3, total_steps=2_400, batch_size=32)
   write(tmp_path / "b", 0, 0.4, total_steps=1_000, batch_size=8)
-  rows = results.summarise(results.read([tmp_path]))
+  rows = results.summarise(results.read_runs([tmp_path]))
   text = results.markdown(rows)
   assert "| config | steps | accuracy % |" in text
   assert "| 2,400 | 30.00 |" in text and "| 1,000 | 40.00 |" in text

@@ -90,7 +90,7 @@ def test_build_makes_once_and_maps_from_disk(tmp_path):
     return make(folder)
 
   for _ in range(2):
-    splits, info = packed.build(tmp_path / "a" / "b", once)
+    splits, info = packed.build_packed(tmp_path / "a" / "b", once)
   assert len(calls) == 1
   assert info == {"source": "here", "splits": {"train": 3}}
   split = splits["train"]
@@ -123,7 +123,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
     raise ValueError("truncated")
 
   with pytest.raises(ValueError, match="truncated"):
-    packed.build(tmp_path / "a", fail)
+    packed.build_packed(tmp_path / "a", fail)
   assert [p for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
@@ -136,7 +136,7 @@ def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
     return make(folder)
 
   jobs = [
-    threading.Thread(target=packed.build, args=(tmp_path / "a", slowly))
+    threading.Thread(target=packed.build_packed, args=(tmp_path / "a", slowly))
     for _ in range(2)
   ]
   for job in jobs:
@@ -150,7 +150,7 @@ def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
 def test_an_unwritable_place_names_the_remedy(tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(ValueError, match="cannot be written .*--data_dir"):
-    packed.build(tmp_path / "file" / "a", make)
+    packed.build_packed(tmp_path / "file" / "a", make)
 
 
 def test_what_it_is_known_by_does_not_depend_on_the_tokens():
@@ -188,7 +188,9 @@ def test_the_digest_of_a_part_tells_its_examples():
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_equal_data_on_disk_and_in_memory_has_an_equal_digest(tmp_path, dtype):
   rows = [row.astype(dtype) for row in ROWS]
-  splits, _ = packed.build(tmp_path / "a", lambda f: make(f, rows, dtype))
+  splits, _ = packed.build_packed(
+    tmp_path / "a", lambda f: make(f, rows, dtype)
+  )
   keys = np.arange(7, 10, dtype=np.uint64)
   in_memory = dataclasses.replace(packed.pack(rows, np.arange(3)), keys=keys)
   assert splits["train"].content
@@ -215,7 +217,7 @@ def test_what_is_renamed_into_place_is_on_the_disk(tmp_path, monkeypatch):
 
   monkeypatch.setattr(os, "fsync", on_sync)
   monkeypatch.setattr(os, "rename", on_rename)
-  packed.build(tmp_path / "a", make)
+  packed.build_packed(tmp_path / "a", make)
   before = events[: events.index(("renamed", "a"))]
   files = ("tokens", "offsets", "labels", "keys")
   for name in (*(f"{f}.npy" for f in files), "train", "info.json"):
@@ -255,7 +257,7 @@ def test_a_full_disk_is_one_message(
   with pytest.raises(
     ValueError, match=f"^{place} cannot be written: {reason}.*--data_dir"
   ):
-    packed.build(place, fail)
+    packed.build_packed(place, fail)
   assert [p.name for p in tmp_path.iterdir()] == [".a.lock"]
 
 

@@ -45,7 +45,9 @@ def write(folder, **files):
 
 
 def ids(path, text):
-  return vocabularies.read(path).encode(text, add_special_tokens=False).ids
+  return (
+    vocabularies.read_tokenizer(path).encode(text, add_special_tokens=False).ids
+  )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_tokens_that_a_tokenizer_adds(tmp_path):
   assert ids(path, "<user>[PAD] film") == [20, 16, 19, 17, 8]
   (tmp_path / "tokenizer.json").unlink()
   with pytest.raises(ValueError, match=r"added_tokens.json adds .*'<user>'"):
-    vocabularies.read(path)
+    vocabularies.read_tokenizer(path)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_tokens_that_a_tokenizer_adds(tmp_path):
 def test_what_is_refused(tmp_path, files, message):
   path = write(tmp_path, **{"vocab__txt": PIECES} | files)
   with pytest.raises(ValueError, match=message):
-    vocabularies.read(path)
+    vocabularies.read_tokenizer(path)
 
 
 @pytest.mark.parametrize("case", ["kind", "pieces", "options", "padding"])
@@ -190,7 +192,7 @@ def test_tokenizers_that_do_not_fit(tmp_path, case):
     message = "asks for lowercase=False: correct or remove one"
   tokenizer.save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(ValueError, match=message):
-    vocabularies.read(tmp_path)
+    vocabularies.read_tokenizer(tmp_path)
 
 
 def test_weights_of_another_tokenizer(tmp_path):

@@ -150,7 +150,9 @@ def test_rounding_grows_slowly_with_depth(depth):
 
 def test_nothing_is_guaranteed_of_distances():
   model = build("transformer")
-  report = lipschitz.report(model, moved(model), np.asarray(IDS), steps=5)
+  report = lipschitz.measure_encoder(
+    model, moved(model), np.asarray(IDS), steps=5
+  )
   assert report["guaranteed"]["all"] is None
   assert "no certificate" in report["guaranteed"]["says"][0]
 

@@ -297,13 +297,13 @@ def test_another_invertible_block_is_undone(scale):
 
 def test_another_invertible_block_has_its_certificate(scale):
   params = initial.params(scale(), IDS)
-  report = lipschitz.report(scale(), params, np.asarray(IDS), steps=20)
+  report = lipschitz.measure_encoder(scale(), params, np.asarray(IDS), steps=20)
   low, high = report["guaranteed"]["all"]["tokens"]
   assert 0 < low < 1 < high
   least, greatest = report["adversarial"]["tokens"]
   assert low * (1 - 1e-4) <= least < greatest <= high * (1 + 1e-4)
   assert "Two tokens of one sample" in report["guaranteed"]["says"][0]
-  assert "guaranteed, tokens" in lipschitz.table(report)
+  assert "guaranteed, tokens" in lipschitz.factor_table(report)
 
 
 INVERTIBLE = [

@@ -64,7 +64,7 @@ def test_numbers_come_back_too():
 def test_the_report_speaks_of_sequences_alone():
   model = build()
   params = initial.params(model, IDS)
-  content = lipschitz.report(model, params, np.asarray(IDS), steps=20)
+  content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=20)
   guarantee = content["guaranteed"]
   low, high = guarantee["all"]["sequences"]
   assert guarantee["all"].keys() == {"sequences"}
@@ -73,7 +73,7 @@ def test_the_report_speaks_of_sequences_alone():
   assert_between((least, greatest), low, high, rtol=1e-4)
   assert least < greatest
   assert "nothing is guaranteed" in guarantee["says"][0]
-  assert f"{high:.4g}" in lipschitz.table(content)
+  assert f"{high:.4g}" in lipschitz.factor_table(content)
 
 
 @pytest.mark.parametrize("a", BOUNDS)
