@@ -45,7 +45,14 @@ from jaxformers.ranges import Length, OptionalSize, Scale, Size
 from jaxformers.registry import choose
 from jaxformers.scan import Pair, linear_scan, times
 
-MODELS.register("s4d")(Variant("s4d", "one_branch", recurrence="linear"))
+MODELS.register("s4d")(
+  Variant(
+    "s4d",
+    "one_branch",
+    recurrence="linear",
+    count_layers=lambda d, n, layers: layers * (2 * d * d + 262 * d),
+  )
+)
 MODELS.register("certified_s4d")(
   Variant(
     "s4d",
