@@ -34,6 +34,12 @@ ORIGINAL = lra.Original(
   block_size=64,
   positions="learned",
 )
+# Vocabulary, greatest length and classes, by protocol.
+INPUTS = {
+  "jaxformers": lra.Inputs(257, 1_024, 10),
+  "lra": lra.Inputs(256, 1_024, 10),
+  "s4": lra.Inputs(0, 1_024, 10),
+}
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 80) | {"lra": 102, "s4": 78}
 
@@ -45,6 +51,7 @@ def get_config(arg=None):
     task={"name": "image", "archive": ""},
     length=1_024,
     matched_widths=MATCHED_WIDTHS,
+    inputs=INPUTS,
     original=ORIGINAL,
     batch_size=256,
     eval_batch_size=100,

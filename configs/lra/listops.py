@@ -26,6 +26,11 @@ ORIGINAL = lra.Original(
     "rsqrt", 0.05, 1_000, 5_000, weight_decay=0.1, batch_size=32
   ),
 )
+# Vocabulary, greatest length and classes, by protocol.
+INPUTS = {
+  "jaxformers": lra.Inputs(16, 1_999, 10),
+  "s4": lra.Inputs(18, 2_048, 10),
+}
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 94) | {"lra": 632}
 
@@ -51,6 +56,7 @@ def get_config(arg=None):
     },
     length=2_048,
     matched_widths=MATCHED_WIDTHS,
+    inputs=INPUTS,
     original=ORIGINAL,
     batch_size=32,
     eval_batch_size=40,

@@ -38,6 +38,12 @@ ORIGINAL = lra.Original(
   lra.original_schedule("cosine", 1e-3, 312, 62_400, batch_size=512),
   block_size=64,
 )
+# Vocabulary, greatest length and classes, by protocol.
+INPUTS = {
+  "jaxformers": lra.Inputs(257, 1_024, 2),
+  "lra": lra.Inputs(256, 1_024, 2),
+  "s4": lra.Inputs(0, 1_024, 2),
+}
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 80) | {"lra": 30, "s4": 78}
 
@@ -57,6 +63,7 @@ def get_config(arg=None):
     pools=POOLS,
     length=1_024,
     matched_widths=MATCHED_WIDTHS,
+    inputs=INPUTS,
     original=ORIGINAL,
     batch_size=128,
     eval_batch_size=100,

@@ -29,6 +29,12 @@ ORIGINAL = lra.Original(
   positions="learned",
   block_size=64,
 )
+# Vocabulary, greatest length and classes, by protocol.
+INPUTS = {
+  "jaxformers": lra.Inputs(257, 16_384, 2),
+  "lra": lra.Inputs(256, 16_384, 2),
+  "s4": lra.Inputs(0, 16_384, 2),
+}
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 224) | {"lra": 154}
 
@@ -48,6 +54,7 @@ def get_config(arg=None):
     pools=POOLS,
     length=16_384,
     matched_widths=MATCHED_WIDTHS,
+    inputs=INPUTS,
     original=ORIGINAL,
     batch_size=64,
     eval_batch_size=20,

@@ -38,6 +38,11 @@ ORIGINAL = lra.Original(
     "rsqrt", 0.05, 8_000, 5_000, weight_decay=0.1, batch_size=32
   ),
 )
+# Vocabulary, greatest length and classes, by protocol.
+INPUTS = {
+  "jaxformers": lra.Inputs(257, 4_000, 2),
+  "s4": lra.Inputs(98, 4_000, 2),
+}
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 116) | {"lra": 186, "s4": 112}
 
@@ -58,6 +63,7 @@ def get_config(arg=None):
     heads=HEADS,
     length=4_096,
     matched_widths=MATCHED_WIDTHS,
+    inputs=INPUTS,
     original=ORIGINAL,
     batch_size=16,
     eval_batch_size=20,

@@ -29,6 +29,12 @@ ORIGINAL = lra.Original(
     "rsqrt", 0.05, 8_000, 20_000, weight_decay=0.1, batch_size=32
   ),
 )
+# Vocabulary, greatest length and classes, by protocol.
+INPUTS = {
+  "jaxformers": lra.Inputs(257, 4_000, 2),
+  "lra": lra.Inputs(257, 1_000, 2),
+  "s4": lra.Inputs(134, 4_096, 2),
+}
 # Width of TransJect at size=matched: at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 120) | {"lra": 386}
 
@@ -45,6 +51,7 @@ def get_config(arg=None):
     pools=POOLS,
     length=4_096,
     matched_widths=MATCHED_WIDTHS,
+    inputs=INPUTS,
     original=ORIGINAL,
     batch_size=32,
     eval_batch_size=40,

@@ -6,7 +6,7 @@ The file of a mixer registers the names that stand for it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformers.foundations.registry import Registry, choose
@@ -33,6 +33,11 @@ class Variant:
     bounded: `ALWAYS` if the layers have a bound for all sequences, as
       certificates need it; or the options that give them one, as a message says
       them; "" for layers without one.
+    count_layers: returns the number of parameters of some layers, a norm at
+      their end included, from d channels, n tokens and the number of layers;
+      with the default options, and 2 d hidden units if the block has a
+      feed-forward. Recipes choose the width of recurrences by it; None if it is
+      not known.
   """
 
   mixer: str
@@ -42,6 +47,7 @@ class Variant:
   source: str = ""
   recurrence: str = ""
   bounded: str = ""
+  count_layers: Callable[[int, int, int], int] | None = None
 
   def __post_init__(self) -> None:
     choose("recurrence", self.recurrence, RECURRENCES)

@@ -12,6 +12,7 @@ from jaxformers.config import base, parse_arg
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.recipes import pretraining, recurrences, shared
+from jaxformers.recipes.matched import Inputs
 from jaxformers.recipes.traits import find_traits
 
 SIZES = ("paper", "matched", "tiny", "published")
@@ -106,6 +107,7 @@ def make_config(
   task: Mapping[str, Any],
   length: int,
   matched_widths: Mapping[str, int],
+  inputs: Mapping[str, Inputs],
   original: Original,
   learning_rate: float,
   warmup_steps: int,
@@ -122,6 +124,8 @@ def make_config(
     task: fields of the task; the protocol is added.
     length: tokens of an example in Skyformer's code, a power of two.
     matched_widths: width of TransJect at size=matched, by protocol.
+    inputs: sizes of the task by protocol, where they differ from those of
+      "jaxformers"; the widths of recurrences at size=matched follow from them.
     original: sizes and training under protocol=lra.
     learning_rate: peak learning rate at size=paper.
     warmup_steps: steps until the peak at size=paper.
@@ -148,6 +152,7 @@ def make_config(
       protocol=protocol,
       size=args.size,
       matched=matched_widths,
+      inputs=inputs.get(protocol, inputs["jaxformers"]),
       length=length,
       original=original if is_original else None,
       task=task["name"],
@@ -181,6 +186,7 @@ def model_fields(
   protocol: str,
   size: str,
   matched: Mapping[str, int],
+  inputs: Inputs | None = None,
   length: int = 0,
   original: Original | None = None,
   task: str = "",
@@ -205,6 +211,7 @@ def model_fields(
       recurrences and the Transformer "published", see `recurrences` and
       `pretraining`. Other models have one size.
     matched: width of TransJect at size "matched", by protocol.
+    inputs: sizes of the task, for recurrences at size "matched".
     length: tokens of an example in Skyformer's code, a power of two; 0 for
       mixers with their own defaults.
     original: LRA's sizes, or None for Skyformer's.
@@ -246,7 +253,12 @@ def model_fields(
       # A class token in front of a causal mixer would read nothing.
       is_mean = protocol == "jaxformers" or pool == "cls"
       fields = common | {"pool": "mean" if is_mean else pool}
-      return recurrences.model_fields(name, size, task, protocol, fields)
+      width = 64
+      if size == "matched":
+        width = recurrences.matched_width(
+          name, common | {"pool": pool}, make_transformer("transformer"), inputs
+        )
+      return recurrences.model_fields(name, size, task, width, fields)
     if original is not None:
       return original_fields(name, original, pool, head)
     # These are the sizes of Skyformer's comparison.

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
+from jaxformers.foundations.errors import UserError
+from jaxformers.recipes import matched, shared
 from jaxformers.recipes.traits import find_traits
 
 # Examples of the training split, for lengths that papers give in epochs.
@@ -18,94 +20,6 @@ NUM_TRAIN = {
   "image": 45_000,
   "pathfinder": 160_000,
   "pathx": 160_000,
-}
-# Width at size=matched: most channels with at most the Transformer's
-# parameters, by model, task and protocol, where it is not "jaxformers"'s.
-MATCHED_WIDTHS: Mapping[str, Mapping[str, Mapping[str, int]]] = {
-  "s5": {
-    "listops": {"jaxformers": 212, "lra": 1928, "s4": 228},
-    "text": {"jaxformers": 264, "lra": 1094, "s4": 298},
-    "retrieval": {
-      "jaxformers": 252,
-      "lra": 388,
-      "skyformer": 228,
-      "s4": 204,
-      "paper": 228,
-    },
-    "image": {"jaxformers": 146, "lra": 206, "s4": 176},
-    "pathfinder": {"jaxformers": 146, "lra": 34, "s4": 176},
-    "pathx": {"jaxformers": 584, "lra": 360, "s4": 654},
-  },
-  "s4d": {
-    "listops": {"jaxformers": 156, "lra": 1374, "s4": 164},
-    "text": {"jaxformers": 202, "lra": 794, "s4": 218},
-    "retrieval": {
-      "jaxformers": 194,
-      "lra": 312,
-      "skyformer": 182,
-      "s4": 168,
-      "paper": 182,
-    },
-    "image": {"jaxformers": 114, "lra": 158, "s4": 126},
-    "pathfinder": {"jaxformers": 114, "lra": 28, "s4": 126},
-    "pathx": {"jaxformers": 432, "lra": 270, "s4": 466},
-  },
-  "lru": {
-    "listops": {"jaxformers": 138, "lra": 1344, "s4": 144},
-    "text": {"jaxformers": 182, "lra": 768, "s4": 196},
-    "retrieval": {
-      "jaxformers": 176,
-      "lra": 294,
-      "skyformer": 166,
-      "s4": 156,
-      "paper": 166,
-    },
-    "image": {"jaxformers": 100, "lra": 142, "s4": 108},
-    "pathfinder": {"jaxformers": 100, "lra": 22, "s4": 108},
-    "pathx": {"jaxformers": 406, "lra": 250, "s4": 438},
-  },
-  "mega": {
-    "listops": {"jaxformers": 78, "lra": 582, "s4": 80},
-    "text": {"jaxformers": 100, "lra": 350, "s4": 104},
-    "retrieval": {
-      "jaxformers": 100,
-      "lra": 164,
-      "skyformer": 98,
-      "s4": 96,
-      "paper": 98,
-    },
-    "image": {"jaxformers": 64, "lra": 84},
-    "pathfinder": {"jaxformers": 64, "lra": 18},
-    "pathx": {"jaxformers": 194, "lra": 124, "s4": 200},
-  },
-  "rglru": {
-    "listops": {"jaxformers": 106, "lra": 722, "s4": 108},
-    "text": {"jaxformers": 134, "lra": 436, "s4": 138},
-    "retrieval": {
-      "jaxformers": 132,
-      "lra": 206,
-      "skyformer": 128,
-      "s4": 124,
-      "paper": 128,
-    },
-    "image": {"jaxformers": 86, "lra": 110, "s4": 88},
-    "pathfinder": {"jaxformers": 86, "lra": 30, "s4": 88},
-    "pathx": {"jaxformers": 254, "lra": 170, "s4": 262},
-  },
-  "mamba": {
-    "listops": {"jaxformers": 112, "lra": 808, "s4": 116},
-    "text": {"jaxformers": 144, "lra": 486, "s4": 150},
-    "retrieval": {
-      "jaxformers": 140,
-      "lra": 222,
-      "skyformer": 136,
-      "s4": 130,
-      "paper": 136,
-    },
-    "image": {"jaxformers": 90, "lra": 118, "s4": 94},
-    "pathfinder": {"jaxformers": 90, "lra": 28, "s4": 94},
-    "pathx": {"jaxformers": 278, "lra": 184, "s4": 288},
-  },
 }
 
 
@@ -122,6 +36,8 @@ class Published(NamedTuple):
     learning_rate: peak.
     weight_decay: decay, times the learning rate.
     groups: `config.optimizer.groups`.
+    schedule: name of the schedule.
+    adam: options of Adam that differ from those of most papers.
   """
 
   d_model: int
@@ -135,6 +51,8 @@ class Published(NamedTuple):
   learning_rate: float
   weight_decay: float
   groups: Mapping[str, Mapping[str, Any]]
+  schedule: str = "cosine"
+  adam: Mapping[str, Any] = {}
 
 
 # Groups of S5's `opt_config`, given the ratio of both learning rates: which
@@ -179,14 +97,8 @@ def s5_groups(
 
 def _s5(
   task: str,
-  d_model: int,
-  states: int,
-  blocks: int,
-  epochs: int,
-  dropout_rate: float,
-  weight_decay: float,
-  rate: float,
-  ratio: float,
+  sizes: tuple[int, int, int, int],
+  rates: tuple[float, float, float, float],
   groups: str,
   *,
   num_layers: int = 6,
@@ -194,7 +106,19 @@ def _s5(
   warmup_epochs: int = 1,
   **mixer: Any,
 ) -> Published:
-  """A line of S5's `bin/run_experiments/run_lra_*.sh`, commit 3c18fdb."""
+  """A line of S5's `bin/run_experiments/run_lra_*.sh`, commit 3c18fdb.
+
+  Args:
+    task: name of the task.
+    sizes: width, states, blocks and epochs.
+    rates: dropout, weight decay, learning rate of state-space parameters, and
+      the ratio of the global rate to it.
+    groups: name of the `opt_config`.
+    num_layers, batch_size, warmup_epochs: other sizes.
+    **mixer: options of the mixer.
+  """
+  d_model, states, blocks, epochs = sizes
+  dropout_rate, weight_decay, rate, ratio = rates
   epoch = NUM_TRAIN[task] // batch_size
   share = bool(mixer.get("share_step"))
   return Published(
@@ -212,33 +136,19 @@ def _s5(
   )
 
 
-# In this order: width, states, blocks, epochs, dropout, weight decay, rate of
-# state-space parameters, ratio of the global rate to it.
 _S5 = {
   "listops": _s5(
     "listops",
-    128,
-    16,
-    8,
-    40,
-    0.0,
-    0.04,
-    1e-3,
-    3,
+    (128, 16, 8, 40),
+    (0.0, 0.04, 1e-3, 3),
     "BfastandCdecay",
     num_layers=8,
     glu="half2",
   ),
   "text": _s5(
     "text",
-    256,
-    192,
-    12,
-    35,
-    0.1,
-    0.07,
-    1e-3,
-    4,
+    (256, 192, 12, 35),
+    (0.1, 0.07, 1e-3, 4),
     "standard",
     warmup_epochs=0,
     share_step=True,
@@ -246,14 +156,8 @@ _S5 = {
   ),
   "retrieval": _s5(
     "retrieval",
-    128,
-    256,
-    16,
-    20,
-    0.0,
-    0.05,
-    1e-3,
-    2,
+    (128, 256, 16, 20),
+    (0.0, 0.05, 1e-3, 2),
     "standard",
     batch_size=32,
     share_step=True,
@@ -261,41 +165,23 @@ _S5 = {
   ),
   "image": _s5(
     "image",
-    512,
-    384,
-    3,
-    250,
-    0.1,
-    0.07,
-    1e-3,
-    4.5,
+    (512, 384, 3, 250),
+    (0.1, 0.07, 1e-3, 4.5),
     "BfastandCdecay",
     clip_eigenvalues=True,
   ),
   "pathfinder": _s5(
     "pathfinder",
-    192,
-    256,
-    8,
-    200,
-    0.05,
-    0.03,
-    9e-4,
-    5,
+    (192, 256, 8, 200),
+    (0.05, 0.03, 9e-4, 5),
     "standard",
     batch_size=64,
     c_init="rows",
   ),
   "pathx": _s5(
     "pathx",
-    128,
-    256,
-    16,
-    75,
-    0.0,
-    0.06,
-    6e-4,
-    3,
+    (128, 256, 16, 75),
+    (0.0, 0.06, 6e-4, 3),
     "BandCdecay",
     batch_size=32,
     c_init="complex",
@@ -335,11 +221,7 @@ def _s4d(
     6,
     dropout_rate,
     {"state_size": states, "num_ssm": num_ssm, **mixer},
-    {
-      "norm_type": "batch",
-      "norm_first": norm_first,
-      "final_norm": norm_first,
-    },
+    {"norm_type": "batch", "norm_first": norm_first, "final_norm": norm_first},
     batch_size,
     steps,
     steps // 10,
@@ -444,17 +326,15 @@ def _mega(
     num_layers,
     dropout_rate,
     {"query_dim": query_dim, **mixer},
-    {
-      "mlp_dim": 2 * d_model,
-      "norm_type": norm_type,
-      "norm_first": norm_first,
-    },
+    {"mlp_dim": 2 * d_model, "norm_type": norm_type, "norm_first": norm_first},
     batch_size,
     steps,
     warmup_steps,
     rate,
     weight_decay,
     {},
+    "linear",
+    {"b2": 0.98, "clip_norm": 1.0},
   )
 
 
@@ -474,28 +354,10 @@ _MEGA = {
     8, 160, 96, 50, 0.01, 0.02, 180_000, 9_000, truncation=1_024, **_PIXELS
   ),
   "pathfinder": _mega(
-    6,
-    128,
-    64,
-    128,
-    0.01,
-    0.01,
-    250_000,
-    50_000,
-    truncation=1_024,
-    **_PIXELS,
+    6, 128, 64, 128, 0.01, 0.01, 250_000, 50_000, truncation=1_024, **_PIXELS
   ),
   "pathx": _mega(
-    4,
-    64,
-    32,
-    128,
-    0.01,
-    0.01,
-    125_000,
-    25_000,
-    truncation=4_096,
-    **_PIXELS,
+    4, 64, 32, 128, 0.01, 0.01, 125_000, 25_000, truncation=4_096, **_PIXELS
   ),
 }
 
@@ -520,20 +382,20 @@ TINY_RINGS: Mapping[str, Mapping[str, float]] = {
 
 
 def model_fields(
-  name: str, size: str, task: str, protocol: str, common: Mapping[str, Any]
+  name: str, size: str, task: str, width: int, common: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns the fields of a recurrent model, positions and sizes among them.
 
   At "paper" it has the sizes of Skyformer's comparison, as all baselines: two
   layers, d = 64, 64 states. At "matched" it is as wide as the Transformer's
-  parameters allow; at "tiny" it trains in minutes; at "published" it has the
-  sizes of its own paper, BatchNorm among them.
+  parameters allow, see `matched_width`; at "tiny" it trains in minutes; at
+  "published" it has the sizes of its own paper, BatchNorm among them.
 
   Args:
     name: name of a model with a recurrence.
     size: "paper", "matched", "tiny" or "published".
     task: name of the config's task.
-    protocol: protocol of the task, on which the width at "matched" depends.
+    width: channels of a token, at all sizes but "published".
     common: fields that all models have, such as pool and head.
 
   Raises:
@@ -551,15 +413,47 @@ def model_fields(
       sizes.mixer,
       sizes.block,
     )
-  width = 64
-  if size == "matched":
-    widths = MATCHED_WIDTHS[name][task]
-    width = widths.get(protocol, widths["jaxformers"])
   if size != "tiny":
     return _fields(name, common, width, 2, 0.1, {}, {})
   ring = TINY_RINGS.get(task, {}) if name == "lru" else {}
   mixer = {**TINY.get(name, {}), **ring}
   return _fields(name, common, width, 2, 0.0, mixer, {})
+
+
+def matched_width(
+  name: str,
+  common: Mapping[str, Any],
+  reference: Mapping[str, Any],
+  inputs: matched.Inputs | None,
+) -> int:
+  """Returns the width with at most the Transformer's parameters.
+
+  Args:
+    name: name of a model with a recurrence.
+    common: fields that all models have, such as pool and head. The widths were
+      chosen with the class token of protocol=lra, which recurrences leave out.
+    reference: fields of the Transformer.
+    inputs: sizes of the task.
+
+  Raises:
+    UserError: without sizes of the task, and for a model that does not tell its
+      number of parameters.
+  """
+  if inputs is None:
+    raise UserError("size=matched needs the sizes of the task: give inputs=.")
+  count_layers = find_traits(name).count_layers
+  if count_layers is None:
+    raise UserError(
+      f"size=matched needs the number of parameters of {name!r}: give "
+      "Variant(count_layers=...) where it is registered, or choose size=paper."
+    )
+
+  def count(width: int) -> int:
+    layers = count_layers(width, inputs.max_len, common["num_layers"])
+    return layers + matched.count_outside(common, inputs, width)
+
+  limit = matched.count_transformer(reference, inputs)
+  return matched.find_width(count, limit)
 
 
 def _fields(
@@ -598,19 +492,19 @@ def published_training(name: str, task: str) -> dict[str, Any]:
   linear, not quadratic.
   """
   sizes = PUBLISHED[name][task]
-  is_mega = name == "mega"
   optimizer = {
     **shared.VASWANI_ADAM,
-    "b2": 0.98 if is_mega else 0.999,
+    "b2": 0.999,
     "eps": 1e-8,
-    "clip_norm": 1.0 if is_mega else 0.0,
+    "clip_norm": 0.0,
     "weight_decay": sizes.weight_decay,
-    "groups": _plain(sizes.groups),
+    **sizes.adam,
+    "groups": {kind: dict(group) for kind, group in sizes.groups.items()},
   }
   return {
     "optimizer": optimizer,
     "schedule": {
-      "name": "linear" if is_mega else "cosine",
+      "name": sizes.schedule,
       "learning_rate": sizes.learning_rate,
       "warmup_steps": sizes.warmup_steps,
     },
@@ -620,7 +514,3 @@ def published_training(name: str, task: str) -> dict[str, Any]:
     "eval_steps": max(sizes.total_steps // 40, 1),
     "checkpoint_steps": 1_000,
   }
-
-
-def _plain(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-  return {kind: dict(options) for kind, options in groups.items()}

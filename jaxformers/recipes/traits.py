@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxformers.foundations import interrupts
@@ -19,6 +20,7 @@ class Traits(NamedTuple):
     has_mixer: True for layers with a mixer.
     has_mixer_dropout: True if the mixer has the option `dropout_rate`.
     block_options: options of the block, of those in `BLOCK_OPTIONS`.
+    count_layers: number of parameters of the layers; see `models.Variant`.
   """
 
   is_transject: bool = False
@@ -28,6 +30,7 @@ class Traits(NamedTuple):
   has_mixer: bool = True
   has_mixer_dropout: bool = True
   block_options: tuple[str, ...] = ("mlp_dim", "dropout_rate")
+  count_layers: Callable[[int, int, int], int] | None = None
 
 
 # Options of blocks that recipes set where a block has them.
@@ -72,4 +75,5 @@ def read_traits(name: str) -> Traits:
     has_mixer=has_mixer,
     has_mixer_dropout="dropout_rate" in mixer,
     block_options=tuple(name for name in BLOCK_OPTIONS if name in options),
+    count_layers=variant.count_layers,
   )

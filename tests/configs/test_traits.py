@@ -30,7 +30,12 @@ class Decay(nn.Module):
 
 
 models.MODELS.register("decay")(
-  models.Variant("decay", "one_branch", recurrence="linear")
+  models.Variant(
+    "decay",
+    "one_branch",
+    recurrence="linear",
+    count_layers=lambda d, n, layers: layers * 2 * d,  # A norm each.
+  )
 )
 models.MODELS.register("bounded")(
   models.Variant("allpass", "contractive", bounded="always")
@@ -87,6 +92,11 @@ def test_a_model_of_a_user_has_the_recipe_of_its_traits(mine):
   assert c.plain(config.model.mixer) == {}
   assert c.plain(config.model.block) == {"dropout_rate": 0.0}
   assert c.load_with("vision/cifar10:model=decay", mine).model.pool == "mean"
+  # As wide as the Transformer's 205,642 parameters allow.
+  config = c.load_with("lra/listops:size=matched,model=decay", mine)
+  sizes = {"vocab_size": 16, "max_len": 1_999, "num_classes": 10}
+  model = models.build(**c.plain(config.model), **sizes)
+  assert 205_642 - 2 * 149 < models.size(model) <= 205_642
   bounded = c.load_with("lra/image:size=tiny,model=bounded", mine)
   expected = c.load("lra/image:size=tiny,model=allpass")
   assert c.differences(c.plain(bounded), c.plain(expected)) == c.differences(

@@ -18,7 +18,14 @@ from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair
 
-MODELS.register("lru")(Variant("lru", "one_branch", recurrence="linear"))
+MODELS.register("lru")(
+  Variant(
+    "lru",
+    "one_branch",
+    recurrence="linear",
+    count_layers=lambda d, n, layers: layers * (2 * d * d + 389 * d + 192),
+  )
+)
 
 
 @MIXERS.register("lru")

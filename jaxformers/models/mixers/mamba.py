@@ -25,7 +25,16 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
-MODELS.register("mamba")(Variant("mamba", "one_branch", recurrence="gated"))
+MODELS.register("mamba")(
+  Variant(
+    "mamba",
+    "one_branch",
+    recurrence="gated",
+    count_layers=lambda d, n, layers: (
+      layers * d * (6 * d + 112 - 4 * (-d // 16))
+    ),
+  )
+)
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
 SMALLEST_STEP = 1e-4  # At the start.

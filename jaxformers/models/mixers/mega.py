@@ -37,7 +37,16 @@ from jaxformers.models.rotary import ROTARY_BASE
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair, linear_scan
 
-MODELS.register("mega")(Variant("mega", "gated", recurrence="gated"))
+MODELS.register("mega")(
+  Variant(
+    "mega",
+    "gated",
+    recurrence="gated",
+    count_layers=lambda d, n, layers: (
+      layers * (12 * d * d + 207 * d + 2 * n + 319)
+    ),
+  )
+)
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
 START = 0.02  # Standard deviation of kernels and biases at the start.

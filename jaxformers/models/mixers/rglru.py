@@ -23,7 +23,13 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
-MODELS.register("rglru")(Variant("rglru", recurrence="gated"))
+MODELS.register("rglru")(
+  Variant(
+    "rglru",
+    recurrence="gated",
+    count_layers=lambda d, n, layers: layers * (8 * d * d + 18 * d) + 2 * d,
+  )
+)
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
 POWER = 8.0  # c in log a = -c r softplus(Lambda).

@@ -46,7 +46,14 @@ from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import ALWAYS, MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times
 
-MODELS.register("s4d")(Variant("s4d", "one_branch", recurrence="linear"))
+MODELS.register("s4d")(
+  Variant(
+    "s4d",
+    "one_branch",
+    recurrence="linear",
+    count_layers=lambda d, n, layers: layers * (2 * d * d + 262 * d),
+  )
+)
 MODELS.register("certified_s4d")(
   Variant(
     "s4d",

@@ -27,7 +27,14 @@ from jaxformers.models.mixers.state_space import (
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair, times
 
-MODELS.register("s5")(Variant("s5", "one_branch", recurrence="linear"))
+MODELS.register("s5")(
+  Variant(
+    "s5",
+    "one_branch",
+    recurrence="linear",
+    count_layers=lambda d, n, layers: layers * (d * d + 196 * d + 96),
+  )
+)
 
 OUTPUTS = ("lecun", "rows", "complex")
 LARGEST_REAL = -1e-4  # Of an eigenvalue with `clip_eigenvalues`.
