@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 
 # Widths that are tried: even, for mixers of two heads.
 WIDTHS = range(2, 2**16, 2)

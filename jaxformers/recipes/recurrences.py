@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jaxformers.foundations.registry import choose
-from jaxformers.recipes import shared
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.recipes import matched, shared
 from jaxformers.recipes.traits import find_traits
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformers import config as c
 from jaxformers import models
-from jaxformers.errors import UserError
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import heads
 from jaxformers.recipes import lra, matched, recurrences, traits
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES

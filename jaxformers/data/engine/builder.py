@@ -1,31 +1,35 @@
 """Writes and reads array_record files with tensorflow-datasets.
 
-The stock builders need TensorFlow to unpack their archives; `SourceBuilder`
-does not. Import this module lazily: tensorflow-datasets takes a second.
+The stock builders need TensorFlow to unpack their archives, and to sort splits
+of more than 1 GB; `SourceBuilder` does not. Import this module lazily:
+tensorflow-datasets takes a second.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
-from tensorflow_datasets.core import shuffle
 
 from jaxformers.data.engine import buckets, metadata, pictures
 from jaxformers.data.engine.source import Examples, Source
 from jaxformers.foundations.errors import UserError
+from jaxformers.data.engine import metadata, pictures, sorting
+from jaxformers.data.engine.source import Source
+from jaxformers.foundations.errors import UserError
 
 FORMAT = "array_record"
-# tensorflow-datasets sorts splits of more than 1 GB in parts, and assigns
-# examples to them by their keys, numbers below 2^128. This factor spreads the
-# places of examples over the parts.
+# Splits of more than 1 GB are sorted in parts, to which examples are assigned
+# by numbers below 2^128. This factor spreads the places of examples over them.
 MOST_EXAMPLES = 1 << 24
 SPREAD = (1 << 128) // MOST_EXAMPLES
 
@@ -60,23 +64,31 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
     if archive is None and self.source.url:
       archive = Path(dl_manager.download(self.source.url))
     return {
-      split: self._generate_examples(rows)
+      split: self._generate_examples(split, rows)
       for split, rows in self.source.read(archive).items()
     }
 
-  def _generate_examples(self, rows: Any) -> Any:
+  def _generate_examples(self, split: str, rows: Any) -> Iterator[Any]:
     # Yield every example once, with its images as files.
     images = _names(self.info.features, tfds.features.Image)
-    keys: set[str | int] = set()
+    places: set[int] = set()
     for key, example in rows:
-      # Refuse duplicates here, to name the archive and the remedy.
-      if key in keys:
+      # Without shuffling the key is the example's place.
+      if not self.source.shuffled and int(key) >= MOST_EXAMPLES:
+        raise UserError(
+          f"{self.archive or self.name} holds more than {MOST_EXAMPLES:,} "
+          "examples in one split: divide it into several data sets."
+        )
+      shuffled = self.source.shuffled
+      place = _hash(split, key) if shuffled else int(key) * SPREAD
+      # Refuse duplicates, and name the archive and the remedy.
+      if place in places:
         raise UserError(
           f"{self.archive or self.name} holds the example {key!r} twice: give "
           "an archive or a folder with one file of each name. Nothing was kept "
           "of it."
         )
-      keys.add(key)
+      places.add(place)
       # Encode arrays by Pillow, for tensorflow-datasets would use TensorFlow;
       # images that are files already, as bytes, stay as they are.
       encoded = {
@@ -84,14 +96,63 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
         for name in images
         if isinstance(example[name], np.ndarray)
       }
-      # Without shuffling the key is the example's place.
-      if not self.source.shuffled and int(key) >= MOST_EXAMPLES:
-        raise UserError(
-          f"{self.archive or self.name} holds more than {MOST_EXAMPLES:,} "
-          "examples in one split: divide it into several data sets."
-        )
-      place = key if self.source.shuffled else int(key) * SPREAD
       yield place, {**example, **encoded}
+
+  def _download_and_prepare(
+    self, dl_manager: Any, download_config: tfds.download.DownloadConfig
+  ) -> None:
+    # tensorflow-datasets calls this hook to write the files. It is overridden
+    # because the default needs TensorFlow for splits of more than 1 GB.
+    splits = self._split_generators(dl_manager)
+    infos = [
+      self._write_split(name, examples, download_config.get_shard_config())
+      for name, examples in splits.items()
+    ]
+    self.info.set_splits(tfds.core.SplitDict(infos))
+
+  def _write_split(
+    self, split: str, examples: Iterator[Any], shard_config: Any
+  ) -> tfds.core.SplitInfo:
+    """Writes the files of a split, the same as tensorflow-datasets would."""
+    # Sort all examples first: their bytes decide on the number of files.
+    sorter = sorting.ExampleSorter(Path(self.data_dir))
+    for place, example in examples:
+      sorter.add(place, self.info.features.serialize_example(example))
+    count, num_bytes = sorter.num_examples, sorter.num_bytes
+    if not count:
+      raise UserError(
+        f"{self.archive or self.name} holds no example of the split {split!r}: "
+        "give another archive. Nothing was kept of it."
+      )
+    # Divide the examples into files of equal numbers.
+    num_shards = shard_config.get_number_shards(num_bytes, count)
+    stops = [round(count * i / num_shards) for i in range(num_shards + 1)]
+    lengths = [stop - start for start, stop in itertools.pairwise(stops)]
+    template = tfds.core.ShardedFileTemplate(
+      data_dir=self.data_dir,
+      dataset_name=self.name,
+      split=split,
+      filetype_suffix=FORMAT,
+    )
+    # Write them one after the other.
+    writer = tfds.core.ExampleWriter(self.info.file_format)
+    ordered = iter(sorter)
+    for i, length in enumerate(lengths):
+      path = template.sharded_filepath(shard_index=i, num_shards=num_shards)
+      writer.write(path, itertools.islice(ordered, length))
+    return tfds.core.SplitInfo(
+      name=split,
+      shard_lengths=lengths,
+      num_bytes=num_bytes,
+      filename_template=template,
+    )
+
+
+def _hash(split: str, key: str | int) -> int:
+  """Returns the 128 bits by which tensorflow-datasets orders an example."""
+  content = f"{split}{key}".replace("\\", "/").encode()
+  digest = hashlib.md5(content, usedforsecurity=False).digest()
+  return int.from_bytes(digest, "big")
 
 
 def _names(features: Any, kind: type) -> list[str]:
@@ -160,10 +221,7 @@ def prepare(
     OSError,
   )
   try:
-    with (
-      contextlib.redirect_stdout(io.StringIO()),
-      mock.patch.object(shuffle, "_Bucket", buckets.Bucket),
-    ):
+    with contextlib.redirect_stdout(io.StringIO()):
       builder.download_and_prepare(
         download_dir=downloads,
         download_config=tfds.download.DownloadConfig(try_download_gcs=False),

@@ -7,9 +7,8 @@ import threading
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from tensorflow_datasets.core import shuffle
 
-from jaxformers.data.engine import builder, preparation, source
+from jaxformers.data.engine import builder, preparation, sorting, source
 from jaxformers.data.sets import imdb
 from tests.data.archives import imdb as reviews
 from tests.data.archives import write_tar
@@ -56,30 +55,92 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled, keys):
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_large_splits_are_sorted_on_disk(tmp_path, monkeypatch, shuffled):
   """More than 1 GB is sorted in parts, each of which fits into memory."""
-  monkeypatch.setattr(shuffle, "MAX_MEM_BUFFER_SIZE", 100)
-  parts = []
-  bucket = shuffle.get_bucket_number
-  monkeypatch.setattr(
-    shuffle,
-    "get_bucket_number",
-    lambda **options: parts.append(bucket(**options)) or parts[-1],
-  )
   # Places as of 40,000 examples in a row.
   places = range(0, 40_000, 400)
   rows = [(k, {"text": b"%d" % k}) for k in reversed(places)]
   toy = source.Source(
     "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
   )
-  builder.prepare(toy, None, tmp_path / "disk", tmp_path / "downloads")
-  examples = builder.open_prepared(toy, tmp_path / "disk")["train"]
-  read = [int(example["text"]) for example in examples]
-  # In the order of the keys, or in that of a split that fits into memory.
-  monkeypatch.undo()
-  builder.prepare(toy, None, tmp_path / "memory", tmp_path / "downloads")
-  whole = builder.open_prepared(toy, tmp_path / "memory")["train"]
-  assert read == [int(example["text"]) for example in whole]
-  assert (read == [*places]) == (not shuffled)
-  assert len({*parts}) == (3 if not shuffled else pytest.approx(95, abs=5))
+  parts = []
+  read = sorting._read
+  monkeypatch.setattr(
+    sorting, "_read", lambda path: parts.append(path.name) or read(path)
+  )
+  texts = {}
+  for name, max_memory in (("memory", 1 << 20), ("disk", 100)):
+    monkeypatch.setattr(sorting, "MAX_MEMORY", max_memory)
+    builder.prepare(toy, None, tmp_path / name, tmp_path / "downloads")
+    examples = builder.open_prepared(toy, tmp_path / name)["train"]
+    texts[name] = [int(example["text"]) for example in examples]
+    assert bool(parts) == (name == "disk")
+  assert texts["disk"] == texts["memory"]
+  assert (texts["disk"] == [*places]) == (not shuffled)
+  assert len(parts) == (3 if not shuffled else pytest.approx(95, abs=5))
+
+
+class StockToy(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  VERSION = tfds.core.Version("1.0.0")
+  name = "toy"
+  rows = ()
+  is_shuffled = True
+
+  def _info(self):
+    return tfds.core.DatasetInfo(
+      builder=self,
+      features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+      disable_shuffling=not self.is_shuffled,
+    )
+
+  def _split_generators(self, dl_manager):
+    return {name: self._generate_examples() for name in ("train", "test")}
+
+  def _generate_examples(self):
+    yield from self.rows
+
+
+@pytest.mark.parametrize("max_memory", [100, 1 << 30])
+@pytest.mark.parametrize("num_shards", [None, 3])
+@pytest.mark.parametrize("key", ["a\\%d", "a/%d.txt", int])
+def test_files_and_order_are_those_of_a_stock_builder(
+  tmp_path, monkeypatch, key, num_shards, max_memory
+):
+  monkeypatch.setattr(sorting, "MAX_MEMORY", max_memory)
+  make_key = int if key is int else key.__mod__
+  rows = [(make_key(k), {"text": b"%d" % k}) for k in range(100)]
+  monkeypatch.setattr(StockToy, "rows", rows)
+  monkeypatch.setattr(StockToy, "is_shuffled", key is not int)
+  toy = source.Source(
+    "toy",
+    {"text": bytes},
+    lambda archive: {"train": rows, "test": rows},
+    shuffled=key is not int,
+  )
+  records, splits = [], []
+  for name, make in (("ours", builder.builder_class(toy)), ("stock", StockToy)):
+    tested = make(data_dir=tmp_path / name, file_format="array_record")
+    tested.download_and_prepare(
+      download_config=tfds.download.DownloadConfig(num_shards=num_shards)
+    )
+    folder = tmp_path / name / "toy" / "1.0.0"
+    assert not list(folder.glob("*.tmp"))
+    splits.append([split.to_proto() for split in tested.info.splits.values()])
+    raw = {"text": tfds.decode.SkipDecoding()}
+    texts = {
+      split: [example["text"] for example in examples]
+      for split, examples in tested.as_data_source(decoders=raw).items()
+    }
+    files = {path.name: path.read_bytes() for path in folder.glob("*record*")}
+    assert len(files) == 2 * (num_shards or 1)
+    records.append((texts, files))
+  assert records[0] == records[1]
+  assert splits[0] == splits[1]
+
+
+def test_a_split_without_examples_is_refused(tmp_path):
+  toy = source.Source("toy", {"text": bytes}, lambda archive: {"train": []})
+  with pytest.raises(ValueError, match="no example of the split 'train'"):
+    builder.prepare(toy, tmp_path / "x", tmp_path, tmp_path / "downloads")
+  assert not list(tmp_path.rglob("*.array_record*"))
 
 
 @pytest.mark.parametrize(
