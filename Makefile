@@ -1,7 +1,7 @@
-.PHONY: install test lint format
+.PHONY: install test lint format docs
 
 install:
-	pip install -e '.[test]'
+	pip install -e '.[lint,test]'
 
 test:
 	pytest
@@ -9,6 +9,11 @@ test:
 lint:
 	ruff check .
 	ruff format --check .
+	mypy
+	typos
+
+docs:
+	mkdocs build --strict
 
 format:
 	ruff check --fix .

@@ -38,10 +38,13 @@ def run(path: Path, values: dict[str, str]) -> None:
   # Keep outputs without progress bars, and the source as it was.
   for cell, done in zip(notebook.cells, changed.cells, strict=True):
     if cell.cell_type == "code" and not has_tag(cell, "install"):
-      cell.execution_count = done.execution_count
       cell.outputs = [
         output for output in done.outputs if output.get("name") != "stderr"
       ]
+      # As nbstripout does before a commit.
+      for output in cell.outputs:
+        if "execution_count" in output:
+          output.execution_count = None
   nbformat.write(notebook, path)
 
 

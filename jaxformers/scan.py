@@ -302,10 +302,10 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
 
   after = _map(lambda x: jnp.zeros_like(x[:, 0]), before)
   total = None if fixed is None else _map(jnp.zeros_like, fixed)
-  befores = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
+  starts = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
   steps = (None if is_constant else a, b, keep, g)
   (dstart, total), (da, db) = jax.lax.scan(
-    step, (after, total), (befores, *jax.tree.map(cut, steps)), reverse=True
+    step, (after, total), (starts, *jax.tree.map(cut, steps)), reverse=True
   )
   da = total if is_constant else _map(join, da)
   return da, _map(join, db), None, dstart

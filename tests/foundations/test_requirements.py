@@ -7,6 +7,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jaxformers import main
 from jaxformers.analysis.evaluation import layers
@@ -164,3 +165,18 @@ def test_an_error_of_jax_that_is_no_missing_device_is_raised(monkeypatch):
   message = "a peer is gone"
   with pytest.raises(RuntimeError, match="a peer is gone"):
     requirements.require_device()
+
+
+def test_hooks_before_a_commit_are_the_linters_of_setup():
+  setup = ConfigParser()
+  setup.read(ROOT / "setup.cfg")
+  linters = setup["options.extras_require"]["lint"].split()
+  hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+  versions = {
+    hook["id"]: repo.get("rev", "").removeprefix("v")
+    for repo in hooks["repos"]
+    for hook in repo["hooks"]
+  }
+  for name in ("ruff", "typos"):
+    assert f"{name}=={versions[name]}" in linters
+  assert "mypy" in versions

@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Iterator
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from jaxformers.data.engine import buckets, metadata, pictures
-from jaxformers.data.engine.source import Examples, Source
-from jaxformers.foundations.errors import UserError
 from jaxformers.data.engine import metadata, pictures, sorting
-from jaxformers.data.engine.source import Source
+from jaxformers.data.engine.source import Examples, Source
 from jaxformers.foundations.errors import UserError
 
 FORMAT = "array_record"
