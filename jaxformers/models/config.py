@@ -368,7 +368,20 @@ def check_names(
       f"coupled=True puts a mixer into other layers, and {options['name']!r} "
       "has no mixer: leave it out."
     )
-  # Check the options of mixer and block by name.
+  _check_sections(options, variant, prefix)
+
+
+def _check_sections(
+  options: Mapping[str, Any], variant: Variant, prefix: str
+) -> None:
+  """Raises UserError for an option that a section of a model does not have.
+
+  Args:
+    options: as for `check_names`.
+    variant: mixer and block of the model.
+    prefix: path of the sections, for messages.
+  """
+  coupled = options.get("coupled", False)
   mixer, block, embedding, shared = (
     options.get(name) or {}
     for name in ("mixer", "block", "embedding", "mixer_defaults")

@@ -140,6 +140,25 @@ def _check(
       f"prompt has ids from {prompt.min()} to {prompt.max()}, and the model "
       f"knows 0 to {size - 1}: encode it with its vocabulary."
     )
+  _check_sampling(steps, key, temperature, top_k, size)
+  total = prompt.shape[1] + steps - 1
+  if _is_bounded(model) and total > config.max_len:
+    raise UserError(
+      f"A prompt of {prompt.shape[1]} tokens and {steps} steps are more than "
+      f"max_len={config.max_len}: shorten one of the two, or build the model "
+      "with a greater max_len."
+    )
+
+
+def _check_sampling(
+  steps: int, key: jax.Array | None, temperature: float, top_k: int, size: int
+) -> None:
+  """Raises UserError for arguments of `generate` that draw no tokens.
+
+  Args:
+    steps, key, temperature, top_k: arguments of `generate`.
+    size: size of the vocabulary.
+  """
   # NaN fails both comparisons of the temperature.
   is_warm = (
     isinstance(temperature, numbers.Real) and 0 <= temperature < math.inf
@@ -155,13 +174,6 @@ def _check(
     raise UserError(
       "temperature above 0 draws tokens: give key=jax.random.key(0), or "
       "temperature=0 for the likeliest tokens."
-    )
-  total = prompt.shape[1] + steps - 1
-  if _is_bounded(model) and total > config.max_len:
-    raise UserError(
-      f"A prompt of {prompt.shape[1]} tokens and {steps} steps are more than "
-      f"max_len={config.max_len}: shorten one of the two, or build the model "
-      "with a greater max_len."
     )
 
 

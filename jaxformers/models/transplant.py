@@ -91,6 +91,43 @@ def transplant(
   # A class token is a vector; several tokens in front are a matrix.
   tokens = ours.get(f"{_EMBEDDING}cls")
   front = 0 if tokens is None else 1 if tokens.ndim == 1 else len(tokens)
+  params, groups, differences = _take_over(
+    ours, theirs, takes_head=takes_head, image=tuple(image), front=front
+  )
+  unused = [path for path in theirs if path not in ours]
+  differences += [
+    f"{path} {theirs[path].shape} is there alone"
+    for path in unused
+    if path.startswith(ENCODER)
+  ]
+  if differences:
+    raise refuse(name, differences, advice)
+  tree = flax.traverse_util.unflatten_dict(params, sep="/")
+  named = (*groups, unused)
+  return Transplant(tree, *(tuple(sorted(group)) for group in named))
+
+
+def _take_over(
+  ours: Mapping[str, Any],
+  theirs: Mapping[str, Any],
+  *,
+  takes_head: bool,
+  image: tuple[int, ...],
+  front: int,
+) -> tuple[dict[str, Any], tuple[list[str], ...], list[str]]:
+  """Returns parameters by path, taken over where they fit.
+
+  Args:
+    ours: parameters of the model at its start.
+    theirs: parameters of the other model.
+    takes_head: True if the head is taken over.
+    image: sizes of the model's images; () for sequences.
+    front: number of tokens in front of those of the inputs.
+
+  Returns:
+    The parameters; the paths that are kept, resized and new; and the
+    differences of the encoders, for a message.
+  """
   params: dict[str, Any] = {}
   kept: list[str] = []
   resized: list[str] = []
@@ -98,7 +135,7 @@ def transplant(
   differences: list[str] = []
   for path, leaf in ours.items():
     # Find the other model's parameter of the same path.
-    value = theirs.get(path)
+    value: Any = theirs.get(path)
     if not path.startswith(ENCODER):
       is_taken, value = takes_head, value if takes_head else leaf
     elif value is None:
@@ -111,7 +148,7 @@ def transplant(
     # Change its size where that is possible.
     if value.shape != leaf.shape:
       array = np.asarray(value)
-      changed = _resize(path, array, leaf, tuple(image), front)
+      changed = _resize(path, array, leaf, image, front)
       if changed is None:
         differences.append(f"{path} is {value.shape} there, not {leaf.shape}")
         changed = leaf
@@ -121,17 +158,7 @@ def transplant(
       group = resized
     group.append(path)
     params[path] = jnp.asarray(value, leaf.dtype)
-  unused = [path for path in theirs if path not in ours]
-  differences += [
-    f"{path} {theirs[path].shape} is there alone"
-    for path in unused
-    if path.startswith(ENCODER)
-  ]
-  if differences:
-    raise refuse(name, differences, advice)
-  groups = (kept, resized, new, unused)
-  tree = flax.traverse_util.unflatten_dict(params, sep="/")
-  return Transplant(tree, *(tuple(sorted(group)) for group in groups))
+  return params, (kept, resized, new), differences
 
 
 def refuse(

@@ -128,16 +128,7 @@ def from_arrays(
     for name, examples in parts.items()
     if examples is not None
   }
-  labelled = columns["train"]
-  names = tuple(classes) or labelled.classes or _classes(labelled.labels)
-  count = len(names) or 1 + _greatest(labelled.labels)
-  labels = {
-    name: _numbers(each.labels, names, count, name)
-    for name, each in columns.items()
-  }
-  if not classes:
-    _refuse_swapped(labelled)
-  classes = names
+  labels, classes, count = _read_labels(columns, classes)
   kind, splits = _splits(
     {n: each.inputs for n, each in columns.items()}, labels
   )
@@ -149,18 +140,7 @@ def from_arrays(
   # Sizes of the inputs.
   longest = max(int(split.lengths().max()) for split in splits.values())
   first = splits["train"]
-  vocabulary: tuple[str, ...] = ()
-  if kind in TEXTS:
-    vocabulary = encodings.BYTES
-  elif kind == "ids":
-    largest = (int(split.tokens.max(initial=0)) for split in splits.values())
-    seen = 1 + max(largest)
-    if 0 < vocab_size < seen:
-      raise UserError(
-        f"vocab_size={vocab_size}, but the inputs have ids up to {seen - 1}: "
-        f"give at least {seen}."
-      )
-    vocabulary = ("<pad>", *(str(i) for i in range(1, vocab_size or seen)))
+  vocabulary = _vocabulary(kind, splits, vocab_size)
   image = first.shape if kind == "images" else ()
   most = max_len or longest
   if kind == "numbers":  # All have one length, and there is no padding.
@@ -180,6 +160,54 @@ def from_arrays(
     tokenizer="bytes" if kind in TEXTS else "",
     image=image,
   )
+
+
+def _read_labels(
+  columns: Mapping[str, rows.Columns], classes: Sequence[str]
+) -> tuple[dict[str, Any], tuple[str, ...], int]:
+  """Returns labels as numbers by split, names of classes, and their number.
+
+  Args:
+    columns: inputs and labels by split.
+    classes: names of classes; () to take them from the labels of "train".
+  """
+  labelled = columns["train"]
+  names = tuple(classes) or labelled.classes or _classes(labelled.labels)
+  count = len(names) or 1 + _greatest(labelled.labels)
+  labels = {
+    name: _numbers(each.labels, names, count, name)
+    for name, each in columns.items()
+  }
+  if not classes:
+    _refuse_swapped(labelled)
+  return labels, names, count
+
+
+def _vocabulary(
+  kind: str, splits: Mapping[str, Any], vocab_size: int
+) -> tuple[str, ...]:
+  """Returns the meanings of ids; () for numbers and images.
+
+  Args:
+    kind: kind of the inputs.
+    splits: packed inputs by split.
+    vocab_size: number of ids; 0 for one more than the greatest.
+
+  Raises:
+    UserError: for an id of `vocab_size` or more.
+  """
+  if kind in TEXTS:
+    return encodings.BYTES
+  if kind != "ids":
+    return ()
+  largest = (int(split.tokens.max(initial=0)) for split in splits.values())
+  seen = 1 + max(largest)
+  if 0 < vocab_size < seen:
+    raise UserError(
+      f"vocab_size={vocab_size}, but the inputs have ids up to {seen - 1}: "
+      f"give at least {seen}."
+    )
+  return ("<pad>", *(str(i) for i in range(1, vocab_size or seen)))
 
 
 def _protocol(classes: tuple[str, ...], count: int) -> str:

@@ -151,27 +151,8 @@ def reconstruct(
   Raises:
     UserError: for an unknown name, or a task without sequences.
   """
-  choose("objective of config.task", objective, OBJECTIVES)
-  choose("targets of config.task", targets, TARGETS)
-  if task.image or task.objective != "classification":
-    has = "images in patches" if task.image else "an objective of its own"
-    raise UserError(
-      f"config.task.objective={objective!r} is for sequences with classes, and "
-      f"{task.name} has {has}. Leave it out, or choose a task of Long Range "
-      "Arena, IMDb or AG's News."
-    )
-  real = not task.vocabulary
-  if targets == "classes" and not real:
-    raise UserError(
-      "config.task.targets='classes' is for real numbers, and the ids of "
-      f"{task.name} are classes already: leave it out."
-    )
-  is_masked = objective == "masked"
-  if not is_masked and mask_rate != RATE:
-    raise UserError(
-      f"config.task.mask_rate={mask_rate} is the share of masked tokens, and "
-      "config.task.objective='causal' masks none: leave it out."
-    )
+  _check_options(task, objective, mask_rate, targets)
+  real, is_masked = not task.vocabulary, objective == "masked"
   vocabulary, mask_id = task.vocabulary, 0
   if is_masked and not real:
     mask_ids = [vocabulary.index(name) for name in MASKS if name in vocabulary]
@@ -201,6 +182,31 @@ def reconstruct(
     trivial={"median": median} if has_values else {"unigram": unigram},
     classes=(),
   )
+
+
+def _check_options(
+  task: Task, objective: str, mask_rate: float, targets: str
+) -> None:
+  """Raises UserError for arguments that `reconstruct` does not take."""
+  choose("objective of config.task", objective, OBJECTIVES)
+  choose("targets of config.task", targets, TARGETS)
+  if task.image or task.objective != "classification":
+    has = "images in patches" if task.image else "an objective of its own"
+    raise UserError(
+      f"config.task.objective={objective!r} is for sequences with classes, and "
+      f"{task.name} has {has}. Leave it out, or choose a task of Long Range "
+      "Arena, IMDb or AG's News."
+    )
+  if targets == "classes" and task.vocabulary:
+    raise UserError(
+      "config.task.targets='classes' is for real numbers, and the ids of "
+      f"{task.name} are classes already: leave it out."
+    )
+  if objective != "masked" and mask_rate != RATE:
+    raise UserError(
+      f"config.task.mask_rate={mask_rate} is the share of masked tokens, and "
+      "config.task.objective='causal' masks none: leave it out."
+    )
 
 
 def _single(split: Packed) -> Packed:

@@ -156,11 +156,7 @@ def load_simcse(
   """
   choose("protocol of simcse", protocol, PROTOCOLS)
   cut = train_len or max_len
-  if not 3 <= cut <= max_len:
-    raise UserError(
-      f"max_len={max_len}, train_len={train_len}: give at least 3 word pieces, "
-      "two of them marks, and no more to train on than max_len."
-    )
+  _check_lengths(max_len, train_len)
   packed, info = open_splits(
     sts12.SOURCE, _encoding(vocabulary, vocab_size), data_dir, archive
   )
@@ -197,3 +193,12 @@ def load_simcse(
     tokenizer_json=tokenizer,
     objective="sentences",
   )
+
+
+def _check_lengths(max_len: int, train_len: int) -> None:
+  """Raises UserError for lengths without room for a word."""
+  if not 3 <= (train_len or max_len) <= max_len:
+    raise UserError(
+      f"max_len={max_len}, train_len={train_len}: give at least 3 word pieces, "
+      "two of them marks, and no more to train on than max_len."
+    )

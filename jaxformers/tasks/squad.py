@@ -287,27 +287,22 @@ def load_squad(
     UserError: for windows without room for a context.
   """
   held_out = HELD_OUT[choose("protocol of squad", protocol, HELD_OUT)]
-  if max_len < question_len + 4 or stride < 1:
-    raise UserError(
-      f"max_len={max_len}, question_len={question_len}, stride={stride}: give "
-      "a stride of at least 1, and windows with room for a question, three "
-      "marks and a part of the context."
-    )
+  sizes = {"max_len": max_len, "stride": stride, "question_len": question_len}
+  _check_windows(**sizes)
   # Pack pieces for the model, and texts to score it; the key of both is the
   # context, so that they are divided alike.
-  origin = squad.source(num_train, num_test)
-  coded, info = open_splits(
-    origin, _encoding(vocabulary, vocab_size), data_dir, archive
-  )
+  coding = _encoding(vocabulary, vocab_size)
   texts = encodings.of_bytes("context", "answers", "question")
   texts = dataclasses.replace(texts, key=encodings.text_key("context"))
-  written, _ = open_splits(origin, texts, data_dir, archive)
+  (coded, info), (written, _) = (
+    open_splits(squad.source(num_train, num_test), each, data_dir, archive)
+    for each in (coding, texts)
+  )
   coded, written = (with_validation(s, held_out) for s in (coded, written))
   # Cut contexts into windows.
   tokenizer = info.pop("tokenizer")
   names = encodings.pieces(tokenizer)
   start, end = encodings.marks(names)
-  sizes = {"max_len": max_len, "stride": stride, "question_len": question_len}
   return Task(
     name="squad",
     protocol=protocol,
@@ -326,3 +321,13 @@ def load_squad(
     objective="spans",
     separator=end,
   )
+
+
+def _check_windows(max_len: int, stride: int, question_len: int) -> None:
+  """Raises UserError for windows without room for a context."""
+  if max_len < question_len + 4 or stride < 1:
+    raise UserError(
+      f"max_len={max_len}, question_len={question_len}, stride={stride}: give "
+      "a stride of at least 1, and windows with room for a question, three "
+      "marks and a part of the context."
+    )

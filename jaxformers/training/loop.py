@@ -245,11 +245,7 @@ def _train(
   ):
     # `batches` reads ahead in a thread, and `trace` holds an open profile.
     loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
-    loop.announce(start)
-    if needed:
-      parts = f" in {trainer.parts} parts" if trainer.parts > 1 else ""
-      size = f"{needed / 2**20:,.1f} MiB"
-      progress.line(f"Memory: a step{parts} needs {size} on each device.")
+    loop.announce(start, needed)
     for step in range(start + 1, total + 1):
       if 0 < c.patience <= loop_state.worse:
         progress.line(
@@ -269,12 +265,8 @@ def _train(
         trace.close()
       stop = preemption.stop_signal(step)  # Once: it may change while we save.
       loop.boundary(step, bool(stop))
-      # The boundary has saved; a launcher or the user starts the run again.
       if stop:
-        checkpoints.wait()
-        name = STOP_SIGNALS[stop]
-        progress.line(f"{name}: saved step {step}; run again to go on.")
-        sys.exit(128 + stop)
+        loop.leave(step, stop)
     # Steps after the last checkpoint, where patience ended the run.
     loop.update_times()
 
@@ -296,8 +288,13 @@ class _Loop:
     # Step that has been started but not read, and its sums.
     self._waiting: tuple[int, Any] | None = None
 
-  def announce(self, start: int) -> None:
-    """Shows what a run begins with, and warns of a schedule of only warm-up."""
+  def announce(self, start: int, needed: int) -> None:
+    """Shows what a run begins with, and warns of a schedule of only warm-up.
+
+    Args:
+      start: step that the run continues from.
+      needed: bytes that a step needs on each device; 0 if not known.
+    """
     total = self.config.total_steps
     if start:
       self.progress.line(f"Going on from step {start} of {total}.")
@@ -310,6 +307,25 @@ class _Loop:
         f"total_steps={total}, so the whole run is warm-up. Set both, such "
         f"as --config.schedule.warmup_steps={total // 10}."
       )
+    if needed:
+      parts = self.trainer.parts
+      of_parts = f" in {parts} parts" if parts > 1 else ""
+      size = f"{needed / 2**20:,.1f} MiB"
+      self.progress.line(
+        f"Memory: a step{of_parts} needs {size} on each device."
+      )
+
+  def leave(self, step: int, signal: int) -> None:
+    """Ends the process, which a launcher or the user starts again.
+
+    Args:
+      step: last step, which is saved.
+      signal: number of the signal that stops the run.
+    """
+    self.checkpoints.wait()
+    name = STOP_SIGNALS[signal]
+    self.progress.line(f"{name}: saved step {step}; run again to go on.")
+    sys.exit(128 + signal)
 
   def update_times(self) -> None:
     """Adds the times of this process to those of the processes before it."""

@@ -21,10 +21,11 @@ from jaxformers.models.variables import make_variables
 # of a token, or of a sequence of as many tokens. Smaller distances would
 # measure the rounding of float32.
 _NEAR, _FAR = 1e-2, 1e2
+Ratio = Callable[[Any], jax.Array]  # From a tree of points to [...].
 
 
 def ascend(
-  ratio: Callable[[Any], jax.Array],
+  ratio: Ratio,
   start: Any,
   *,
   sign: jax.Array | float,
@@ -75,6 +76,55 @@ def _ends(
   return points["middle"] + half, points["middle"] - half
 
 
+def _ratios(
+  model: Model,
+  variables: Any,
+  ids: jax.Array,
+  x: jax.Array,
+  mask: jax.Array,
+  unit: jax.Array,
+) -> tuple[Ratio, Ratio]:
+  """Returns the changes of distances of tokens and of sequences, as functions.
+
+  Args:
+    model, variables, ids: model, what it is applied to, and its inputs.
+    x, mask: embedded tokens [b, n, d], and where they are [b, n].
+    unit: root mean square norm of the tokens.
+  """
+  n = x.shape[1] // 2 * 2
+  both = mask[:, 0:n:2] & mask[:, 1:n:2]
+  root = jnp.sqrt(mask.sum(1).astype(x.dtype))[:, None, None]
+
+  def first_and_last(embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
+    hidden = capture(model, variables, ids, embedded).hidden
+    return hidden[0], hidden[-1]
+
+  def tokens(points: Any) -> jax.Array:
+    # Put the ends of each segment side by side; keep an odd last token.
+    ends = jnp.stack(_ends(points, (-1,), unit), 2)
+    moved = ends.reshape((len(x), n, -1))
+    before, after = (
+      jnp.linalg.norm(y[:, 0:n:2] - y[:, 1:n:2], axis=-1)
+      for y in first_and_last(jnp.concatenate([moved, x[:, n:]], 1))
+    )
+    # Pairs with padding get the ratio 1, whose logarithm adds nothing.
+    return jnp.where(both, after / jnp.where(both, before, 1), 1)
+
+  def sequences(points: Any) -> jax.Array:
+    # Padding stays as it is, so that it adds no noise to a pair.
+    ends = [
+      first_and_last(jnp.where(mask[..., None], end, x))
+      for end in _ends(points, (1, 2), unit * root)
+    ]
+    before, after = (
+      jnp.sqrt(jnp.square(jnp.where(mask[..., None], a - b, 0)).sum((1, 2)))
+      for a, b in zip(*ends, strict=True)
+    )
+    return after / before
+
+  return tokens, sequences
+
+
 def adversarial(
   model: Model,
   params: Any,
@@ -114,36 +164,9 @@ def adversarial(
       "start from: give longer samples."
     )
   # Lengths are relative to the root mean square norm of tokens.
-  root = jnp.sqrt(mask.sum(1).astype(x.dtype))[:, None, None]
   unit = jnp.sqrt(jnp.square(x).sum(-1).mean(where=mask))
+  tokens, sequences = _ratios(model, variables, ids, x, mask, unit)
   key = jax.random.key(seed)
-
-  def first_and_last(embedded: jax.Array) -> tuple[jax.Array, jax.Array]:
-    hidden = capture(model, variables, ids, embedded).hidden
-    return hidden[0], hidden[-1]
-
-  def tokens(points: Any) -> jax.Array:
-    # Put the ends of each segment side by side; keep an odd last token.
-    ends = jnp.stack(_ends(points, (-1,), unit), 2)
-    moved = ends.reshape((len(x), n, -1))
-    before, after = (
-      jnp.linalg.norm(y[:, 0:n:2] - y[:, 1:n:2], axis=-1)
-      for y in first_and_last(jnp.concatenate([moved, x[:, n:]], 1))
-    )
-    # Pairs with padding get the ratio 1, whose logarithm adds nothing.
-    return jnp.where(both, after / jnp.where(both, before, 1), 1)
-
-  def sequences(points: Any) -> jax.Array:
-    # Padding stays as it is, so that it adds no noise to a pair.
-    ends = [
-      first_and_last(jnp.where(mask[..., None], end, x))
-      for end in _ends(points, (1, 2), unit * root)
-    ]
-    before, after = (
-      jnp.sqrt(jnp.square(jnp.where(mask[..., None], a - b, 0)).sum((1, 2)))
-      for a, b in zip(*ends, strict=True)
-    )
-    return after / before
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:
     # Every other pair starts from a short segment.

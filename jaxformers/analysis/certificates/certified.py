@@ -354,18 +354,10 @@ def measure_certified(
   Raises:
     UserError: for pairs, images, language models and segmenters.
   """
-  config = run.model.config
-  is_sequence = config.num_inputs == 1 and not config.image
-  if config.objective != "classification" or not is_sequence:
-    raise UserError(
-      "Certified accuracy is of classifiers of one sequence, and "
-      f"{run.task.name} has another objective, pairs or images."
-    )
-  if not has_plain_tokens(config):
-    raise UserError(f"{NOT_PLAIN[0].upper()}{NOT_PLAIN[1:]}.")
+  _require_sequences(run)
   model = in_float32(run.model)
   source = run.task.splits[choose("split", split, run.task.splits)]
-  counts = sorted(counts) if config.vocab_size else []
+  counts = sorted(counts) if model.config.vocab_size else []
   order = np.random.default_rng(seed).permutation(len(source))
   attacked = np.sort(order[: min(samples, len(source))])
   certified = np.sort(order[: examples or len(source)])
@@ -399,6 +391,19 @@ def measure_certified(
       for strength in strengths
     ]
   return content
+
+
+def _require_sequences(run: TrainedModel) -> None:
+  """Raises UserError for a model that does not classify single sequences."""
+  config = run.model.config
+  is_sequence = config.num_inputs == 1 and not config.image
+  if config.objective != "classification" or not is_sequence:
+    raise UserError(
+      "Certified accuracy is of classifiers of one sequence, and "
+      f"{run.task.name} has another objective, pairs or images."
+    )
+  if not has_plain_tokens(config):
+    raise UserError(f"{NOT_PLAIN[0].upper()}{NOT_PLAIN[1:]}.")
 
 
 def lines(content: dict[str, Any]) -> list[str]:

@@ -455,8 +455,8 @@ def add(
       page.add(section, figure)
 
 
-def _of_layers(rows: Rows) -> list[Figure]:
-  """Returns the figures of activation factors and of entropies."""
+def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:
+  """Returns the captions of the figures of `_of_layers`."""
   estimator, data = rows.options.estimator, rows.describe_data()
   values = {
     "units": "one token over its units",
@@ -489,6 +489,13 @@ def _of_layers(rows: Rows) -> list[Figure]:
     "how much depends on the distribution. The lines are what the estimator "
     "gives of as many normal values."
   )
+  return factors, dots, correlation, shapes
+
+
+def _of_layers(rows: Rows) -> list[Figure]:
+  """Returns the figures of activation factors and of entropies."""
+  estimator = rows.options.estimator
+  factors, dots, correlation, shapes = _layer_captions(rows)
   # Few values have a lower estimate: lines show that of normal values.
   normal = [
     (entropy.normal(count, estimator), f"normal, {count} values")
