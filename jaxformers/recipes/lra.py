@@ -222,12 +222,8 @@ def model_fields(
     The fields `model` and `reference` for `base`.
   """
   tiny = shared.is_tiny(size, SIZES)
-  published = (*recurrences.PUBLISHED, "transformer")
-  if size == "published" and name not in published:
-    raise UserError(
-      f"size=published is for {', '.join(published)}, and {name} has the sizes "
-      "of the protocol: choose size=paper."
-    )
+  if size == "published":
+    _check_published(name)
   pool = pools[choose("protocol", protocol, pools)]
   # S4 has no hidden layer between the pooled tokens and the logits.
   width = 0 if protocol == "s4" else 128
@@ -249,35 +245,56 @@ def model_fields(
     traits = find_traits(name)
     if traits.is_bounded:
       return shared.certified(name, common | {"pool": transject["pool"]})
+    is_mean = protocol == "jaxformers"
     if traits.recurrence:
-      # A class token in front of a causal mixer would read nothing.
-      is_mean = protocol == "jaxformers" or pool == "cls"
-      fields = common | {"pool": "mean" if is_mean else pool}
-      width = 64
+      width = recurrences.WIDTH
       if size == "matched":
-        width = recurrences.matched_width(
-          name, common | {"pool": pool}, make_transformer("transformer"), inputs
-        )
+        reference = make_transformer("transformer")
+        sizes = common | {"pool": pool}
+        width = recurrences.matched_width(name, sizes, reference, inputs)
+      # A class token in front of a causal mixer would read nothing.
+      is_mean = is_mean or pool == "cls"
+      fields = common | {"pool": "mean" if is_mean else pool}
       return recurrences.model_fields(name, size, task, width, fields)
     if original is not None:
       return original_fields(name, original, pool, head)
-    # These are the sizes of Skyformer's comparison.
-    others = {
-      **common,
-      "d_model": 64,
-      "positions": "learned",
-      "dropout_rate": 0.1,
-      "pool": "mean" if protocol == "jaxformers" else pool,
-    }
-    model = shared.transformer(name, others, num_heads=2, mlp_dim=128)
-    if length:
-      model["mixer"] = skyformer_options(name, length)
-    return model
+    mean_or_pool = "mean" if is_mean else pool
+    return skyformer_fields(name, common, mean_or_pool, length)
 
   fields = shared.with_reference(name, make_transformer, transject)
   if size == "published" and name == "transformer":
     fields["model"] = pretraining.published_model(task, common)
   return fields
+
+
+def _check_published(name: str) -> None:
+  """Raises UserError for a model whose paper has no sizes for these tasks."""
+  published = (*recurrences.PUBLISHED, "transformer")
+  if name not in published:
+    raise UserError(
+      f"size=published is for {', '.join(published)}, and {name} has the sizes "
+      "of the protocol: choose size=paper."
+    )
+
+
+def skyformer_fields(
+  name: str, common: Mapping[str, Any], pool: str, length: int
+) -> dict[str, Any]:
+  """Returns an encoder at the sizes of Skyformer's comparison.
+
+  Args:
+    name: name of the model.
+    common: fields that all models have.
+    pool: pooling of the tokens.
+    length: tokens of an example with its padding, a power of two; 0 for mixers
+      with their own defaults.
+  """
+  sizes = {"d_model": 64, "positions": "learned", "dropout_rate": 0.1}
+  fields = {**common, **sizes, "pool": pool}
+  model = shared.transformer(name, fields, num_heads=2, mlp_dim=128)
+  if length:
+    model["mixer"] = skyformer_options(name, length)
+  return model
 
 
 def skyformer_options(name: str, length: int) -> dict[str, Any]:

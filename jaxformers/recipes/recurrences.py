@@ -11,6 +11,7 @@ from jaxformers.foundations.registry import choose
 from jaxformers.recipes import matched, shared
 from jaxformers.recipes.traits import find_traits
 
+WIDTH = 64  # Channels, where the size of a config does not say otherwise.
 # Examples of the training split, for lengths that papers give in epochs.
 NUM_TRAIN = {
   "listops": 96_000,
