@@ -1,10 +1,34 @@
-"""Assertions of trees of numbers, made of chex's."""
+"""Assertions of trees of numbers, made of chex's, and of many cases at once."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chex
 import jax
 import numpy as np
+import pytest
+
+
+def assert_all(check: Callable, cases: Iterable[tuple], least: int = 1) -> None:
+  """Fails with a list of all cases that a check fails for.
+
+  For a quick check of hundreds of files or options, in place of a test each.
+
+  Args:
+    check: function of the parts of a case, that asserts or raises an error.
+    cases: tuples of arguments of `check`.
+    least: number of cases that there are at least.
+  """
+  cases, offenders = list(cases), []
+  for case in cases:
+    try:
+      check(*case)
+    except (Exception, pytest.fail.Exception) as error:
+      name = ", ".join(map(str, case))
+      offenders.append(f"{name}: {type(error).__name__}: {error}")
+  title = f"{len(offenders)} of {len(cases)}:"
+  assert not offenders, "\n".join([title, *offenders])
+  assert len(cases) >= least, f"{len(cases)} cases, not {least} or more"
 
 
 def assert_between(

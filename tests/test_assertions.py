@@ -1,7 +1,26 @@
 import numpy as np
 import pytest
 
-from tests.assertions import assert_between
+from tests.assertions import assert_all, assert_between
+
+
+def test_assert_all_lists_every_offender():
+  def check(x, y):
+    assert x < y, "too large"
+
+  def raise_nothing():
+    with pytest.raises(ValueError, match="never"):
+      pass
+
+  assert_all(check, [(1, 2), (2, 3)], least=2)
+  with pytest.raises(AssertionError, match=r"(?s)2 of 3:\n5, 4: .*\n7, 1: "):
+    assert_all(check, [(5, 4), (1, 2), (7, 1)])
+  with pytest.raises(AssertionError, match="2, x: TypeError: "):
+    assert_all(check, [(2, "x")])
+  with pytest.raises(AssertionError, match="0 cases.*1"):
+    assert_all(check, [])
+  with pytest.raises(AssertionError, match="ValueError"):
+    assert_all(raise_nothing, [()])
 
 
 def test_bounds_count_and_rounding_may_pass_them():

@@ -9,6 +9,7 @@ from jaxformers import config as c
 from jaxformers import models
 from jaxformers.recipes import recurrences
 from tests import initial, optimizers
+from tests.assertions import assert_all
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
 from tests.marks import long_except
 
@@ -39,9 +40,8 @@ def test_a_matched_recurrence_has_no_more_parameters(case):
     assert 0.9 * reference < model <= reference, name
 
 
-@pytest.mark.parametrize("name", recurrences.PUBLISHED)
-@pytest.mark.parametrize("task", sorted(SIZES))
-def test_published_sizes_are_a_run(task, name):
+def check_published_sizes(task, name):
+  """Fails unless the published sizes of a model are those of its config."""
   config = load(task, model=name, size="published", protocol="s4")
   sizes = SIZES[task] | READINGS.get((task, "s4"), {})
   model = models.build(**config["model"], **sizes)
@@ -52,6 +52,11 @@ def test_published_sizes_are_a_run(task, name):
   assert config["batch_size"] == row.batch_size
   assert config["model"]["d_model"] == row.d_model
   assert config["model"]["positions"] == "none"
+
+
+def test_published_sizes_are_a_run():
+  cases = itertools.product(SIZES, recurrences.PUBLISHED)
+  assert_all(check_published_sizes, cases, least=24)
 
 
 def test_tiny_sizes():

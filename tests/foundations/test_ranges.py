@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import typing
 from pathlib import Path
@@ -25,6 +26,7 @@ from jaxformers.models.config import HEADS
 from jaxformers.models.embedding import Embedding
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import compilers, optim, run
+from tests.assertions import assert_all
 from tests.models.mixers.oracle import small_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -146,12 +148,11 @@ def fields():
   for section, owner in owners():
     name = getattr(owner, "__name__", type(owner).__name__)
     for option, default in settable(section, owner).items():
-      path = f"{section}.{option}"
-      yield pytest.param(path, owner, default, id=f"{path}-{name}")
+      yield name, f"{section}.{option}", owner, default
 
 
-@pytest.mark.parametrize(("path", "owner", "default"), list(fields()))
-def test_every_option_has_a_range_that_its_default_is_in(path, owner, default):
+def check_option(_, path, owner, default):
+  """Fails unless an option has a range, which its default is in."""
   name = path.rpartition(".")[2]
   is_section = owner is configs.RunConfig and name in configs.SECTIONS
   if is_section:
@@ -163,6 +164,10 @@ def test_every_option_has_a_range_that_its_default_is_in(path, owner, default):
   is_open = default in (None, inspect.Parameter.empty, dataclasses.MISSING)
   if not is_open:
     allowed.check(path, default)
+
+
+def test_every_option_has_a_range_that_its_default_is_in():
+  assert_all(check_option, fields(), least=500)
 
 
 def test_annotations_that_cannot_be_read_are_no_ranges():
@@ -245,16 +250,19 @@ def test_integers_of_numpy_are_integers():
   ranges.check(optim.adam, {"b2": np.float32(0.5), "eps": 1})
 
 
-@pytest.mark.parametrize("size", ["paper", "tiny"])
-@pytest.mark.parametrize(
-  "path", sorted((ROOT / "configs").rglob("*.py")), ids=lambda p: p.stem
-)
-def test_every_config_of_the_package_is_in_range(path, size):
+def check_config(path, size):
+  """Fails unless all fields of a config are in range."""
   try:
     config = configs.load(f"{path}:size={size}")
   except ValueError:
     config = configs.load(str(path))  # Of one size alone.
   run.check_fields(configs.RunConfig.from_dict(config))
+
+
+def test_every_config_of_the_package_is_in_range():
+  paths = (ROOT / "configs").rglob("*.py")
+  cases = itertools.product(sorted(paths), ("paper", "tiny"))
+  assert_all(check_config, cases, least=30)
 
 
 def trace(name, **options):
@@ -454,10 +462,8 @@ def find(changes, path):
   return run.find_range(fields, path)
 
 
-@pytest.mark.parametrize(
-  ("path", "changes"), sorted(chosen_options(), key=str), ids=str
-)
-def test_no_run_begins_with_a_value_out_of_range(path, changes):
+def check_values_out_of_range(path, changes):
+  """Fails unless a run refuses all values of the pool out of a range."""
   _, values = split(find(changes, path), path)
   # None is the default of a task's options.
   values = [v for v in values if v is not None or not path.startswith("task.")]
@@ -466,6 +472,10 @@ def test_no_run_begins_with_a_value_out_of_range(path, changes):
     with pytest.raises(ValueError, match=f"config.{path}=") as error:
       begin({**changes, path: value})
     assert main._explain(error.value)[1].startswith("error: ")
+
+
+def test_no_run_begins_with_a_value_out_of_range():
+  assert_all(check_values_out_of_range, chosen_options(), least=100)
 
 
 def train_quadratic(tx, schedule, total_steps):

@@ -5,25 +5,27 @@ import os
 import pytest
 
 from jaxformers.data.engine import files
+from tests.assertions import assert_all
 from tests.data.archives import write_folder
 
+JUNK = {
+  "train/a.txt": False,
+  "./a/../b.txt": False,
+  "a.b/c..txt": False,
+  "._a.txt": True,
+  ".ipynb_checkpoints/a.txt": True,
+  "x/__MACOSX/a.txt": True,
+  "x/Thumbs.db": True,
+  "Desktop.ini": True,
+  "./x/.DS_Store": True,
+}
 
-@pytest.mark.parametrize(
-  ("name", "is_junk"),
-  [
-    ("train/a.txt", False),
-    ("./a/../b.txt", False),
-    ("a.b/c..txt", False),
-    ("._a.txt", True),
-    (".ipynb_checkpoints/a.txt", True),
-    ("x/__MACOSX/a.txt", True),
-    ("x/Thumbs.db", True),
-    ("Desktop.ini", True),
-    ("./x/.DS_Store", True),
-  ],
-)
-def test_files_of_systems(name, is_junk):
-  assert files.is_junk(name) == is_junk
+
+def test_files_of_systems():
+  def check(name, is_junk):
+    assert files.is_junk(name) == is_junk
+
+  assert_all(check, JUNK.items())
 
 
 def test_a_folder_is_walked_in_the_order_of_paths(tmp_path):

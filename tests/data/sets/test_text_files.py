@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 from jaxformers.data.sets import text_files
+from tests.assertions import assert_all
 
 
 def folder(tmp_path, **files):
@@ -27,33 +28,35 @@ def read(path):
   }
 
 
-@pytest.mark.parametrize(
-  ("name", "split"),
-  [
-    ("wikitext-103/wiki.train.tokens", "train"),
-    ("wiki.valid.tokens", "validation"),
-    ("aclImdb/train/pos/test_9.txt", "train"),
-    ("data/dev/a.txt", "validation"),
-    ("Test.txt", "test"),
-    ("aclImdb/imdb.vocab.txt", None),
-    ("contest/latest.txt", None),
-    ("the-train-to-york.txt", None),
-    ("test-of-time.txt", None),
-    ("en_test-00001-of-00005.txt", "test"),
-    ("corpus.train.02.txt", "train"),
-    ("train.en.txt", "train"),
-    ("test-de.txt", "test"),
-    ("valid.de-en.en.txt", "validation"),
-    ("wiki.test.en_US.txt", "test"),
-    ("test_data.txt", "test"),
-    ("wiki.train.clean.txt", "train"),
-    ("TRAIN.TXT", "train"),
-    ("en.txt", None),
-    ("train_test.txt", "test"),
-  ],
-)
-def test_names_say_the_split(name, split):
-  assert text_files.split_of(name) == split
+SPLITS = {
+  "wikitext-103/wiki.train.tokens": "train",
+  "wiki.valid.tokens": "validation",
+  "aclImdb/train/pos/test_9.txt": "train",
+  "data/dev/a.txt": "validation",
+  "Test.txt": "test",
+  "aclImdb/imdb.vocab.txt": None,
+  "contest/latest.txt": None,
+  "the-train-to-york.txt": None,
+  "test-of-time.txt": None,
+  "en_test-00001-of-00005.txt": "test",
+  "corpus.train.02.txt": "train",
+  "train.en.txt": "train",
+  "test-de.txt": "test",
+  "valid.de-en.en.txt": "validation",
+  "wiki.test.en_US.txt": "test",
+  "test_data.txt": "test",
+  "wiki.train.clean.txt": "train",
+  "TRAIN.TXT": "train",
+  "en.txt": None,
+  "train_test.txt": "test",
+}
+
+
+def test_names_say_the_split():
+  def check(name, split):
+    assert text_files.split_of(name) == split
+
+  assert_all(check, SPLITS.items())
 
 
 def test_texts_of_a_folder_in_the_order_of_their_names(tmp_path, capsys):
