@@ -602,6 +602,7 @@ def load_run(workdir: str | Path) -> TrainedModel:
     )
   path = Path(workdir).absolute()
   workdirs.check_trained(path)
+  workdirs.read_config(path)  # Names what is wrong with it.
   return _open(path)
 
 
