@@ -25,6 +25,9 @@ import tqdm
 from jaxformers.data.engine import files, tar
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.paths import expand
+from jaxformers.data.engine import files, streams, tar
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.paths import expand
 
 COMPRESSED = (".gz", ".bz2", ".xz")
 # Archives that are refused, by their first bytes.
@@ -160,9 +163,9 @@ def _explained(path: Path) -> Iterator[None]:
   """Raises UserError in place of the errors of a damaged archive."""
   try:
     yield
-  except tar.TooLargeError:
+  except streams.TooLargeError:
     raise _too_large(path) from None
-  except tar.DAMAGE as error:
+  except streams.DAMAGE as error:
     # A folder is not damaged: its files cannot be read.
     if path.is_dir():
       raise
@@ -239,7 +242,7 @@ def _file_members(
         )
     # A file such as train.txt.gz is compressed, but no tar.
     is_tar, name = tar.is_tar(start), path.name
-    is_one = tar.is_compressed(start) and ".tar" not in path.suffixes
+    is_one = streams.is_compressed(start) and ".tar" not in path.suffixes
     if is_one and path.suffix.lower() in COMPRESSED:
       name = path.stem
     if is_one:
@@ -252,7 +255,7 @@ def _file_members(
         kind = f"a compressed {name!r}, and neither" if is_one else "neither"
         problem = f"{path.name} is {kind} a tar nor one of its files"
         raise tarfile.ReadError(problem)
-      yield name, tar.read_file(raw, max_bytes)
+      yield name, streams.read_file(raw, max_bytes)
       return
     # Read the tar as a stream; the bar shows the bytes of the file, and there
     # is none where stderr is no terminal.
@@ -355,4 +358,4 @@ def _folder(
     if left < 0:
       raise _too_large(folder)
     with file.open("rb") as raw:
-      yield name, iter(functools.partial(raw.read, tar.BUFFER), b"")
+      yield name, iter(functools.partial(raw.read, streams.BUFFER), b"")

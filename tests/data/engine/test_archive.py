@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import os
 import tarfile
 import tracemalloc
@@ -6,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from jaxformers.data.engine import archive, tar
+from jaxformers.data.engine import archive, streams
 from tests.data.archives import write_folder, write_tar
 
 FILES = {"a/one.txt": b"1" * 5_000, "a/b/two.txt": b"2"}
@@ -37,7 +38,7 @@ def test_a_single_file_is_its_own_member(tmp_path):
 
 @pytest.mark.parametrize("pack", [write_tar, write_folder])
 def test_lines_are_read_without_holding_their_file(tmp_path, pack, monkeypatch):
-  monkeypatch.setattr(tar, "BUFFER", 1 << 16)
+  monkeypatch.setattr(streams, "BUFFER", 1 << 16)
   line = b"x" * 1_000
   content = (line + b"\n") * 20_000 + b"end\r"
   path = pack(tmp_path / "texts", {"a.tsv": content, "b.txt": content})
@@ -77,17 +78,55 @@ def test_what_leads_out_is_refused(tmp_path, case):
   assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
 
 
-def test_holes_are_refused(tmp_path):
+def test_all_that_the_filter_of_tarfile_refuses_is_refused(tmp_path):
+  """Members are made of hostile names, targets and types in all combinations.
+
+  The filter strips the first slash of a name; here such a name is refused.
+  """
+  names = ("a", "a/b", "../a", "a/../../b", "a/..", "..", "/a", "a/../b", "./a")
+  targets = ("", ".", "..", "../a", "../../a", "/a", "a/../../../b", "./../..")
+  kinds = (
+    tarfile.REGTYPE,
+    tarfile.DIRTYPE,
+    tarfile.SYMTYPE,
+    tarfile.LNKTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.FIFOTYPE,
+  )
+  num_refused = 0
+  for name, target, kind in itertools.product(names, targets, kinds):
+    member = tarfile.TarInfo(name)
+    member.linkname, member.type = target, kind
+    try:
+      tarfile.data_filter(member, str(tmp_path))
+    except tarfile.FilterError:
+      num_refused += 1
+      path = write_tar(tmp_path / "a.tar", {}, [(name, target, kind)], "w")
+      with pytest.raises(ValueError, match="was refused, nothing was kept"):
+        read(path)
+  assert num_refused > 250
+
+
+SPARSE = {
+  "0.0": {"size": 1 << 28, "numblocks": 1, "offset": 0, "numbytes": 0},
+  "0.1": {"size": 1 << 28, "numblocks": 1, "map": "0,0"},
+  "1.0": {"realsize": 1 << 28, "major": 1, "minor": 0, "name": "zeros"},
+}
+
+
+@pytest.mark.parametrize("version", [*sorted(SPARSE), "before pax"])
+def test_holes_are_refused(tmp_path, version):
   """A sparse member of 256 MiB in an archive of 2 KiB."""
   member = tarfile.TarInfo("zeros")
-  member.pax_headers = {
-    "GNU.sparse.size": str(1 << 28),
-    "GNU.sparse.map": "0,0",
-    "GNU.sparse.numblocks": "1",
-  }
+  fields = SPARSE.get(version, {})
+  member.pax_headers = {f"GNU.sparse.{k}": str(v) for k, v in fields.items()}
+  if not fields:
+    member.type = tarfile.GNUTYPE_SPARSE
   with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
     tar.addfile(member)
-  with pytest.raises(ValueError, match="not a plain file: it was refused"):
+  message = "'zeros', which is not a plain file: it was refused"
+  with pytest.raises(ValueError, match=message):
     read(tmp_path / "a.tar")
 
 
