@@ -22,9 +22,6 @@ from typing import TypeVar
 
 import tqdm
 
-from jaxformers.data.engine import files, tar
-from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.paths import expand
 from jaxformers.data.engine import files, streams, tar
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.paths import expand
