@@ -133,7 +133,7 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   assert any(is_tight[1::2])
 
 
-def test_the_search_finds_what_all_replacements_of_one_token_find():
+def test_attack_replace_matches_exhaustive_search_for_one_token():
   """Greedy, but for one token it tries the steepest at eight of nine places."""
   model, params = build()
   ids = ids_of(3, 12)
@@ -158,7 +158,7 @@ def test_the_search_finds_what_all_replacements_of_one_token_find():
   assert lost > 0
 
 
-def test_certificates_and_attacks_never_cross():
+def test_certified_accuracy_never_exceeds_attacked_accuracy():
   model, params = build(block={"a": "budget"})
   ids = ids_of(4, 40)
   labels = certified.Attack(model, params).logits(ids).argmax(1)
@@ -184,7 +184,7 @@ def test_certificates_and_attacks_never_cross():
     ("isometric", {"pool": "first"}),
   ],
 )
-def test_other_layers_have_no_certificate_but_can_be_attacked(name, options):
+def test_certified_accuracy_is_empty_for_uncertified_layers(name, options):
   model, params = build(name, **options)
   ids = ids_of(5, 4)
   batches = [{"inputs": ids, "targets": np.zeros(4, np.int32)}]
@@ -194,7 +194,7 @@ def test_other_layers_have_no_certificate_but_can_be_attacked(name, options):
   assert_between(left["tokens", 1], 0, 1)
 
 
-def test_reach_is_the_greatest_distance_to_a_token():
+def test_token_reach_is_the_greatest_distance_to_a_token():
   table = np.random.default_rng(0).normal(size=(7, 3))
   apart = np.linalg.norm(table[:, None] - table[None, 1:], axis=-1)
   chex.assert_trees_all_close(
@@ -202,7 +202,7 @@ def test_reach_is_the_greatest_distance_to_a_token():
   )
 
 
-def test_batches_hold_every_example_once():
+def test_make_batches_holds_every_example_once():
   rng = np.random.default_rng(0)
   rows = [rng.integers(1, 9, n) for n in rng.integers(1, 40, 120)]
   split = pack(rows, np.arange(120, dtype=np.int32))

@@ -38,7 +38,7 @@ def run():
   return trained.Trained(config, task, model, params, 5)
 
 
-def test_each_token_from_the_window_before_it(run):
+def test_measure_perplexity_predicts_each_token_once(run):
   rows = perplexity.measure_perplexity(run, [1, 4], batch_size=4)
   assert [row["stride"] for row in rows] == [1, 4]
   # Of one length, for what stands behind a token is not seen.
@@ -54,7 +54,9 @@ def test_each_token_from_the_window_before_it(run):
   assert few[0]["count"] == 5
 
 
-def test_the_command(run, monkeypatch, capsys, tmp_path):
+def test_perplexity_command_prints_a_line_for_each_stride(
+  run, monkeypatch, capsys, tmp_path
+):
   loaded = trained.load
   monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
   perplexity.main(["here"])
@@ -78,6 +80,6 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
     perplexity.main([str(tmp_path)])
 
 
-def test_strides_are_integers(tmp_path):
+def test_perplexity_command_refuses_strides_that_are_no_integers(tmp_path):
   with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
     perplexity.main([str(tmp_path), "--strides=1,a"])

@@ -35,7 +35,7 @@ def rows(w):
   return w / w.sum(-1, keepdims=True)
 
 
-def test_similarity_is_the_mean_cosine_of_all_pairs_of_tokens():
+def test_cosine_similarity_is_the_mean_over_all_pairs_of_tokens():
   x = normal(0, 3, 7, 5).at[0, 2].set(0)
   mask = jnp.arange(7)[None] < jnp.array([[7], [4], [1]])
   similarity = s.cosine_similarity(x, mask)
@@ -51,7 +51,7 @@ def test_similarity_is_the_mean_cosine_of_all_pairs_of_tokens():
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_functional_and_its_gradient(symmetric):
+def test_functional_and_gradient_match_autodiff(symmetric):
   v, w = normal(0, 6, 3), weights(1, 6, symmetric)
   far = np.square(np.asarray(v)[:, None] - np.asarray(v)[None]).sum(-1)
   np.testing.assert_allclose(
@@ -68,7 +68,7 @@ def test_the_functional_and_its_gradient(symmetric):
   )
 
 
-def test_an_euler_step_is_symmetric_attention_and_the_term():
+def test_step_is_symmetric_attention_plus_fidelity():
   v, first, k = normal(0, 6, 3), normal(1, 6, 3), normal(2, 6, 4)
   mask = jnp.ones(6, bool)
   attention = s.attention_weights(k, k, mask) @ v
@@ -83,13 +83,13 @@ def test_an_euler_step_is_symmetric_attention_and_the_term():
   np.testing.assert_allclose(s.step(v, w), want, atol=1e-12)
 
 
-def test_steps_make_tokens_smoother():
+def test_step_lowers_the_functional():
   for seed in range(20):
     v, w = normal(seed, 8, 3), weights(seed, 8)
     assert s.functional(s.step(v, w), w) < s.functional(v, w)
 
 
-def test_attention_applied_again_and_again_forgets_the_tokens():
+def test_stationary_is_the_limit_of_repeated_attention():
   k, v = normal(0, 7, 4), normal(1, 7, 3)
   scores = k @ k.T / 2
   a, pi = rows(jnp.exp(scores)), s.stationary(scores)
@@ -100,9 +100,7 @@ def test_attention_applied_again_and_again_forgets_the_tokens():
 
 
 @pytest.mark.parametrize(("fidelity", "converges"), [(0.6, True), (1.2, False)])
-def test_with_the_term_it_does_not_become_constant_or_it_diverges(
-  fidelity, converges
-):
+def test_limit_with_fidelity_is_not_constant_or_diverges(fidelity, converges):
   a, first = rows(weights(0, 7, symmetric=True)), normal(1, 7, 3)
   u = first
   for _ in range(400):
@@ -115,7 +113,7 @@ def test_with_the_term_it_does_not_become_constant_or_it_diverges(
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 0.4])
-def test_the_flow_is_the_integral_of_the_gradient(fidelity):
+def test_flow_is_the_integral_of_the_gradient(fidelity):
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 
   def slope(_, flat):
@@ -137,12 +135,12 @@ def test_the_flow_is_the_integral_of_the_gradient(fidelity):
   assert constant == (fidelity == 0)
 
 
-def test_a_fidelity_is_to_something():
+def test_flow_refuses_fidelity_without_first_values():
   with pytest.raises(ValueError, match=r"fidelity=0.4 .*: give `first`"):
     s.flow(normal(0, 6, 3), weights(2, 6), 1.0, 0.4)
 
 
-def test_energy_never_rises_along_the_flow():
+def test_flow_never_raises_the_functional():
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 
   def energy(u):
@@ -157,7 +155,7 @@ def test_energy_never_rises_along_the_flow():
   np.testing.assert_allclose(many[7], s.flow(u, w, times[7], 0.4, first))
 
 
-def test_a_causal_token_is_like_those_before_it():
+def test_attention_weights_of_causal_tokens_equal_those_of_prefixes():
   q, k = normal(0, 5, 4), normal(1, 5, 4)
   causal_weights = s.attention_weights(q, k, jnp.ones(5, bool), causal=True)
   np.testing.assert_allclose(causal_weights, np.tril(causal_weights), atol=0)
@@ -165,7 +163,7 @@ def test_a_causal_token_is_like_those_before_it():
   np.testing.assert_allclose(causal_weights[2, :3], want, atol=1e-12)
 
 
-def test_the_cosine_of_gradients():
+def test_gradient_cosine_is_the_mean_cosine_of_gradients():
   v, a = normal(0, 6, 3), rows(weights(1, 6))
   mask = jnp.ones(6, bool)
   np.testing.assert_allclose(s.gradient_cosine(v, a, a, mask), 1, atol=1e-12)
@@ -205,7 +203,7 @@ def plain_cosine(q, k, v, causal=False):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 16, 20, 40])
-def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
+def test_gradient_cosine_is_exact_for_nearly_diagonal_weights(length, causal):
   """In float32, where almost all of a row's weight is on the diagonal."""
   q, k, v = long_keys(length)
   q = k + 0.1 * q
@@ -226,7 +224,7 @@ def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
 
 
 @pytest.mark.parametrize("spread", [1e-2, 1e-4])
-def test_tokens_that_are_nearly_alike(spread):
+def test_gradient_cosine_is_exact_for_nearly_equal_tokens(spread):
   """In float32, beside what all of them share."""
   q, k, noise = long_keys(4)
   v = jnp.asarray(np.float32(normal(3, 1, 64) + spread * noise), float)
@@ -243,7 +241,7 @@ def test_tokens_that_are_nearly_alike(spread):
     np.testing.assert_allclose(measured, cosine, atol=1e-4)
 
 
-def test_tokens_without_a_slope_are_left_out():
+def test_gradient_cosine_leaves_out_zero_gradients():
   v, w = normal(0, 5, 3), rows(weights(1, 5))
   nothing = w.at[0].set(0)
   mask = jnp.ones(5, bool)
@@ -254,7 +252,7 @@ def test_tokens_without_a_slope_are_left_out():
 
 
 @pytest.mark.parametrize("length", [1, 20, 27, 60])
-def test_the_functional_of_long_keys_does_not_overflow(length):
+def test_log_functional_kernel_of_long_keys_does_not_overflow(length):
   _, k, v = long_keys(length)
   mask = jnp.arange(197) < 150
   want = s.log_functional_kernel(v, k, mask)
@@ -271,14 +269,14 @@ def test_the_functional_of_long_keys_does_not_overflow(length):
   assert alone == -np.inf
 
 
-def test_redundancy_of_heads():
+def test_head_redundancy_is_the_mean_similarity_of_maps():
   w = jnp.stack([rows(weights(i, 5)) for i in range(2)])
   np.testing.assert_allclose(s.head_redundancy(w, 3 * w), 1, atol=1e-12)
   want = (w[0] * w[1]).sum() / (jnp.linalg.norm(w[0]) * jnp.linalg.norm(w[1]))
   np.testing.assert_allclose(s.head_redundancy(w, w[::-1]), want, atol=1e-12)
 
 
-def test_weights_leave_padding_out():
+def test_attention_weights_of_padding_are_zero():
   q, k = normal(0, 2, 5, 4), normal(1, 2, 5, 4)
   mask = jnp.arange(5)[None] < jnp.array([[5], [3]])
   w = s.attention_weights(q, k, mask)
@@ -305,7 +303,7 @@ def build(name, **options):
   "name",
   long_except(("isometric", "mega"), sorted(models.MODELS)),
 )
-def test_every_encoder_has_curves(name):
+def test_measure_curves_of_every_encoder_are_finite(name):
   with jax.enable_x64(False):
     model, params, ids = build(name, d_model=16)
     measured = s.measure_curves(model, params, ids)
@@ -314,7 +312,7 @@ def test_every_encoder_has_curves(name):
 
 
 @pytest.mark.slow
-def test_curves_of_a_model():
+def test_measure_curves_match_the_formulas():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
     measured = s.measure_curves(model, params, ids, batch_size=2)
@@ -340,7 +338,7 @@ def test_curves_of_a_model():
   np.testing.assert_allclose(single["functional_kernel"][1], want, rtol=1e-4)
 
 
-def test_maps_have_the_numbers_of_their_layers():
+def test_maps_are_numbered_by_their_layers():
   """Also where a layer before them has no keys."""
   k = normal(0, 2, 3, 4, 5)
   mask = jnp.ones((2, 4), bool)
@@ -354,7 +352,7 @@ def test_maps_have_the_numbers_of_their_layers():
       np.testing.assert_allclose(maps[layer], want, rtol=1e-4)
 
 
-def test_batches_are_averaged_by_their_samples():
+def test_average_weights_batches_by_their_samples():
   values, counts = np.array([[1.0, 3.0], [4.0, 0.0]]), np.array([2, 1])
   np.testing.assert_allclose(s._average("functional", values, counts), [2, 2])
   logs = s._average("functional_kernel", np.log10(values + 1), counts)
@@ -363,12 +361,14 @@ def test_batches_are_averaged_by_their_samples():
   np.testing.assert_allclose(huge, 400 + np.log10([3, 3]))
 
 
-def test_models_without_heads_have_a_similarity():
+def test_measure_curves_without_heads_have_similarity_only():
   with jax.enable_x64(False):
     assert set(s.measure_curves(*build("transject"))) == {"similarity"}
 
 
-def test_the_command(monkeypatch, tmp_path, capsys):
+def test_smoothness_command_prints_tables_and_writes_csv(
+  monkeypatch, tmp_path, capsys
+):
   loaded = trained.load
 
   def load(workdir, **_):
@@ -425,7 +425,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
       s.main([str(tmp_path / "nothing")])
 
 
-def test_the_text_is_a_table_with_a_column_for_each_layer():
+def test_smoothness_text_has_a_column_for_each_layer():
   table_rows = []
   for seed in (0, 1):
     curves = {  # Not in the order of the panels.
@@ -451,7 +451,7 @@ def test_the_text_is_a_table_with_a_column_for_each_layer():
   assert "+-" not in s.text(table_rows[: len(table_rows) // 2])
 
 
-def test_the_figure_says_what_j_is():
+def test_smoothness_figure_caption_defines_j():
   table_rows = s.rows("run", 0, {"similarity": [0.1, 0.2], "functional": [3.0]})
   caption = s.figure(table_rows, "8 test samples").caption
   assert caption.startswith("8 test samples; ")
@@ -459,7 +459,7 @@ def test_the_figure_says_what_j_is():
   assert "NeuTRENO, equation 6" in caption
 
 
-def test_a_sample_of_one_token_is_no_hole_in_the_curve():
+def test_measure_curves_skip_samples_of_one_token():
   model, params, ids = build("transformer", mixer={"num_heads": 2})
   with jax.enable_x64(False):
     ids = np.array(ids)[:3]
@@ -475,7 +475,7 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
 
 @pytest.mark.parametrize("causal", long_except([True], [False, True]))
 @pytest.mark.slow
-def test_a_causal_classifier_has_the_curves_of_its_mixer(causal):
+def test_measure_curves_of_a_causal_classifier_use_causal_weights(causal):
   """Its objective does not predict the next token."""
   mixer = {"num_heads": 2, "causal": causal}
   model, params, ids = build("transformer", mixer=mixer)
