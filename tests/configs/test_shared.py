@@ -15,12 +15,12 @@ from jaxformers.recipes import shared
     (shared.ATTENTION_ONLY, "attention_only"),
   ],
 )
-def test_models_of_a_block(names, block):
+def test_recipe_lists_name_the_models_of_their_block(names, block):
   registered = {k for k, v in models.MODELS.items() if v.block == block}
   assert registered == {*names}
 
 
-def test_tiny_rates_are_of_a_kind():
+def test_tiny_rate_depends_on_the_kind_of_model():
   assert shared.tiny_rate("random_transject", 5e-3) == 5e-3
   assert shared.tiny_rate("transformer", 5e-3) == 1e-3
   assert shared.tiny_rate("s5", 5e-3) == 4e-3
@@ -37,7 +37,7 @@ def test_tiny_fields_override_the_schedule():
 
 
 @pytest.mark.parametrize("path", ["short/imdb", "lra/listops"])
-def test_all_matrices_are_orthogonal_in_the_papers_tables(path):
+def test_paper_protocol_makes_all_matrices_orthogonal(path):
   """With as many parameters as queries, keys and values alone have."""
   sizes = {"vocab_size": 300, "max_len": 64, "num_classes": 2}
   counts = set()
