@@ -3,7 +3,7 @@
 from jaxformers.data.engine.buckets import Bucket
 
 
-def test_examples_come_back_in_order(tmp_path):
+def test_bucket_returns_examples_in_order(tmp_path):
   bucket = Bucket(tmp_path / "folder" / "bucket_001.tmp")
   assert (len(bucket), bucket.size, list(bucket.read_values())) == (0, 0, [])
   bucket.del_file()
