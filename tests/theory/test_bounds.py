@@ -26,7 +26,9 @@ SIZES = st.tuples(
     (6, 133.01, 2294.0),
   ],
 )
-def test_theorem_1_at_the_papers_width(num_layers, lower, upper):
+def test_bounds_of_theorem_1_are_those_of_the_reference(
+  num_layers, lower, upper
+):
   found = b.bounds(num_layers, 1_000, 16)
   assert found.theorem == 1
   assert found.lower == pytest.approx(lower, abs=0.006)
@@ -43,7 +45,9 @@ def test_theorem_1_at_the_papers_width(num_layers, lower, upper):
     (48, 19_747, 86_282),
   ],
 )
-def test_theorem_2_at_the_papers_width(num_layers, lower, upper):
+def test_bounds_of_theorem_2_are_those_of_the_reference(
+  num_layers, lower, upper
+):
   found = b.bounds(num_layers, 1_000, 16)
   assert found.theorem == 2
   assert found.lower == pytest.approx(lower, abs=0.6)
@@ -63,16 +67,16 @@ def test_theorem_2_at_the_papers_width(num_layers, lower, upper):
     (12_288, 8.57),
   ],
 )
-def test_the_threshold(d_model, depth):
+def test_threshold_is_that_of_the_reference(d_model, depth):
   assert b.threshold(d_model) == pytest.approx(depth, abs=0.006)
 
 
-def test_the_degree():
+def test_degree_of_the_first_six_depths():
   assert [b.degree(k) for k in range(1, 7)] == [1, 4, 13, 40, 121, 364]
 
 
 @given(SIZES)
-def test_lower_is_below_upper_and_nothing_overflows(sizes):
+def test_bounds_lower_is_below_upper_without_overflow(sizes):
   found = b.bounds(*sizes)
   assert math.isfinite(found.lower)
   assert found.lower <= found.upper
@@ -81,14 +85,14 @@ def test_lower_is_below_upper_and_nothing_overflows(sizes):
   assert largest.lower == pytest.approx(524_091, abs=1)
 
 
-def test_the_upper_bounds_meet_at_the_threshold():
+def test_bounds_of_both_theorems_meet_at_the_threshold():
   for d in (729, 2_187, 6_561):  # log_3 d = 6, 7, 8.
     depth = round(b.threshold(d))
     one, two = (t(depth, d, 1).upper for t in (b.theorem_1, b.theorem_2))
     assert two < one < 1.5 * two
 
 
-def test_corollary_1_and_where_the_paper_differs():
+def test_width_needed_is_corollary_1():
   # 2e17 and 2e5 are printed; the formulas give these.
   two, three = (b.width_needed(s, 6, 1_000, 16) for s in (2, 3))
   assert 10**two.log10 == pytest.approx(7.3e15, rel=0.01)
@@ -109,7 +113,7 @@ def test_corollary_1_and_where_the_paper_differs():
 
 
 @given(st.integers(14, 96), st.sampled_from([256, 1_000, 12_288]))
-def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
+def test_surpassing_is_corollary_2(num_layers, d_model):
   found = b.surpassing(num_layers, d_model, 16)
   assert found.num_layers < num_layers
   deep = b.bounds(num_layers, d_model, 16)
@@ -122,7 +126,9 @@ def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
 
 
 @given(st.floats(1, 9), st.floats(0.6, 9), st.floats(0, 1))
-def test_the_order_of_corollary_2(log_layers, log_width, log_heads):
+def test_surpassing_has_the_order_of_corollary_2(
+  log_layers, log_width, log_heads
+):
   """beta is log_3 L + O(1), which is O(log H log d log L) for H >= 2."""
   d = round(10**log_width)
   heads = max(1, min(round(d**log_heads), d - 1))
@@ -134,7 +140,7 @@ def test_the_order_of_corollary_2(log_layers, log_width, log_heads):
   assert beta <= 4 * order
 
 
-def test_beta_grows_with_the_logarithm_of_the_depth_alone():
+def test_surpassing_beta_grows_with_the_logarithm_of_the_depth():
   betas = [b.surpassing(3**k, 1_000, 16).beta for k in range(4, 18)]
   assert all(after - before == 1 for before, after in pairwise(betas))
   sizes = [(d, heads) for d in (10, 1_000, 10**6) for heads in (1, 2, d - 1)]
@@ -161,18 +167,18 @@ def test_beta_grows_with_the_logarithm_of_the_depth_alone():
     (lambda: b.surpassing(13, 12_288, 16), "no shallower"),
   ],
 )
-def test_what_cannot_be(call, message):
+def test_bounds_refuse_wrong_sizes(call, message):
   with pytest.raises(ValueError, match=message):
     call()
 
 
-def test_each_theorem_cites_its_equation():
+def test_theorem_docstrings_cite_their_equation():
   """Equations 7 and 8 of the paper; 6 is proposition 1."""
   assert "(equation 7)" in b.theorem_1.__doc__
   assert "(equation 8)" in b.theorem_2.__doc__
 
 
-def test_gpt_3_is_placed(capsys):
+def test_bounds_command_places_gpt_3(capsys):
   b.main(["--num_layers=96", "--d_model=12288", "--num_heads=96"])
   printed = capsys.readouterr().out
   assert "173,946.2 M parameters without embedding" in printed
@@ -190,7 +196,7 @@ def test_gpt_3_is_placed(capsys):
   assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_the_papers_example_is_placed(capsys):
+def test_bounds_command_places_the_example_of_the_paper(capsys):
   b.main(["--num_layers=6", "--d_model=1000", "--num_heads=16"])
   printed = capsys.readouterr().out
   assert "depth-efficient: L = 6 <= log_3 d = 6.29" in printed
@@ -206,14 +212,14 @@ def test_the_papers_example_is_placed(capsys):
 
 
 @given(st.integers(1, 10**9), st.integers(2, 10**9))
-def test_any_network_is_placed(num_layers, d_model):
+def test_report_places_any_network(num_layers, d_model):
   lines = b.report(num_layers, d_model, 1)
   theorem = b.bounds(num_layers, d_model, 1).theorem
   assert lines[2].startswith(f"  theorem {theorem} ")
   assert any(line.startswith(f"  corollary {theorem} ") for line in lines)
 
 
-def test_what_has_no_bound_or_fit_is_said():
+def test_report_says_where_no_bound_or_fit_holds():
   lines = "\n".join(b.report(7, 1_000, 16))
   assert "-384.0 <= log_3 of the separation rank <= 4,240.9" in lines
   assert "(a negative lower bound says nothing)" in lines
@@ -238,13 +244,13 @@ def test_what_has_no_bound_or_fit_is_said():
     ((2, 10**10, 1), "^error: d_model=10000000000: give 1,000,000,000 or"),
   ],
 )
-def test_a_wrong_size(sizes, message):
+def test_bounds_command_refuses_wrong_sizes(sizes, message):
   names = ("num_layers", "d_model", "num_heads")
   with pytest.raises(SystemExit, match=message):
     b.main([f"--{name}={n}" for name, n in zip(names, sizes, strict=True)])
 
 
-def test_the_help_fits_a_screen(capsys):
+def test_bounds_command_help_fits_a_screen(capsys):
   with pytest.raises(SystemExit, match="^0$"):
     b.main(["--help"])
   lines = capsys.readouterr().out.splitlines()
@@ -252,7 +258,9 @@ def test_the_help_fits_a_screen(capsys):
   assert max(map(len, lines)) <= 80
 
 
-def test_docs_show_what_the_commands_print(capsys, monkeypatch, request):
+def test_depth_page_shows_the_output_of_its_commands(
+  capsys, monkeypatch, request
+):
   """Every output in docs/depth.md that follows its command."""
   monkeypatch.chdir(request.config.rootpath)
   text = (request.config.rootpath / "docs/depth.md").read_text()
