@@ -16,13 +16,13 @@ def run(monkeypatch, *argv):
 
 
 @pytest.mark.parametrize("argv", [["train"], ["--workdir=here"]])
-def test_training(monkeypatch, capsys, argv):
+def test_train_subcommand_without_config_is_refused(monkeypatch, capsys, argv):
   assert run(monkeypatch, *argv) == 2
   assert "--config is needed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
-def test_all_commands_fit_a_screen(monkeypatch, capsys, argv):
+def test_overview_of_commands_fits_a_screen(monkeypatch, capsys, argv):
   monkeypatch.setattr("sys.argv", ["jaxformers", *argv])
   runpy.run_module("jaxformers", run_name="__main__")
   lines = capsys.readouterr().out.splitlines()
@@ -32,18 +32,18 @@ def test_all_commands_fit_a_screen(monkeypatch, capsys, argv):
   assert listed >= console.COMMANDS.keys()
 
 
-def test_the_version(monkeypatch, capsys):
+def test_version_option_prints_the_version(monkeypatch, capsys):
   monkeypatch.setattr("sys.argv", ["jaxformers", "--version"])
   runpy.run_module("jaxformers", run_name="__main__")
   assert capsys.readouterr().out == f"{jaxformers.__version__}\n"
 
 
-def test_a_name_runs_its_command(monkeypatch, capsys):
+def test_subcommand_name_runs_its_command(monkeypatch, capsys):
   assert run(monkeypatch, "advise", "--help") == 0
   assert "python -m jaxformers advise" in capsys.readouterr().out
 
 
-def test_an_unknown_name_lists_the_commands(monkeypatch):
+def test_unknown_subcommand_lists_the_commands(monkeypatch):
   message = run(monkeypatch, "lipshitz")
   assert "Did you mean 'lipschitz'?" in message
   assert "prepare" in message

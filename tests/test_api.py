@@ -31,7 +31,7 @@ TEXTS = [f"{'good' if k % 2 else 'bad'} number {k}" for k in range(40)]
 LABELS = ["good" if k % 2 else "bad" for k in range(40)]
 
 
-def test_every_public_name_is_there_and_described():
+def test_every_public_name_has_a_docstring():
   for name in dir(jf):
     value = getattr(jf, name)
     assert value is not None
@@ -41,7 +41,7 @@ def test_every_public_name_is_there_and_described():
     _ = jf.trian
 
 
-def test_type_checkers_see_the_same_names():
+def test_type_stub_lists_the_public_names():
   source = (ROOT / "jaxformers" / "__init__.py").read_text()
   listed = source.partition("if TYPE_CHECKING:")[2].partition("\n\n")[0]
   names = {line.split()[-1] for line in listed.strip().splitlines()}
@@ -58,7 +58,7 @@ def test_help_begins_with_one_screen():
     assert name in description
 
 
-def test_importing_it_imports_nothing_else():
+def test_import_jaxformers_imports_no_other_library():
   code = (
     "import sys, jaxformers; "
     "assert not {'jax', 'numpy', 'flax'} & set(sys.modules), sys.modules"
@@ -74,14 +74,14 @@ def texts_model(tmp_path_factory):
   return jf.train(spec, workdir, train=(TEXTS, LABELS), options=options)
 
 
-def test_texts_of_ones_own(texts_model):
+def test_train_on_texts_in_memory(texts_model):
   (prediction,) = texts_model.predict(["a good one"])
   assert prediction.label in ("good", "bad")
   assert texts_model.results["selection"] == "test"
   assert texts_model.results["examples"] == 4
 
 
-def test_a_run_goes_on_with_the_same_examples(texts_model):
+def test_train_resumes_with_the_same_examples_only(texts_model):
   spec = "lra/text:size=tiny,model=transformer"
   options = TINY | {"task.max_len": 20}
   pairs = zip(TEXTS, LABELS, strict=True)
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_the_same_examples(texts_model):
     ),
   ],
 )
-def test_arrays_of_ones_own(config, make, options, tmp_path):
+def test_train_on_arrays_in_memory(config, make, options, tmp_path):
   x = make(np.random.default_rng(0))
   y = np.arange(40) % 3
   model = jf.train(
@@ -139,7 +139,7 @@ def test_arrays_of_ones_own(config, make, options, tmp_path):
   assert model.results["selection"] == "validation"
 
 
-def test_another_class_is_other_data(texts_model):
+def test_train_refuses_other_class_names_in_the_same_folder(texts_model):
   """Nothing in the folder of the run is changed."""
   before = texts_model.outputs(TEXTS[:2])
   with pytest.raises(ValueError, match="other data|data"):
@@ -154,7 +154,7 @@ def test_another_class_is_other_data(texts_model):
   np.testing.assert_array_equal(before, after)
 
 
-def test_ctrl_c_is_one_of_python(tmp_path, monkeypatch):
+def test_train_raises_keyboard_interrupt_at_ctrl_c(tmp_path, monkeypatch):
   def stop(*_, **__):
     raise SystemExit(130)
 
@@ -167,7 +167,7 @@ def test_ctrl_c_is_one_of_python(tmp_path, monkeypatch):
     )
 
 
-def test_what_cannot_be_trained(tmp_path):
+def test_train_refuses_wrong_arguments(tmp_path):
   with pytest.raises(ValueError, match="give train=, too"):
     jf.train("lra/listops:size=tiny", tmp_path, validation=([[1]], [0]))
   with pytest.raises(ValueError, match=r"nowhere.*python -m jaxformers conf"):
@@ -202,7 +202,7 @@ def letters(*, data_dir: str = "", protocol: str = "mine"):
 '''
 
 
-def test_code_outside_of_the_package(tmp_path, monkeypatch):
+def test_train_save_and_load_with_user_registered_code(tmp_path, monkeypatch):
   """A mixer, an optimiser and a task, named in the config and kept in it."""
   (tmp_path / "of_a_user.py").write_text(PLUGIN)
   config = """
@@ -283,14 +283,12 @@ def get_config(arg=None):
     (lambda: jf.TrainedModel.predict(None, batch=1), "arg.*mean 'batch_size'"),
   ],
 )
-def test_a_keyword_that_is_not_there_names_the_one_that_was_meant(
-  call, message
-):
+def test_unknown_keyword_suggests_the_nearest_one(call, message):
   with pytest.raises(jf.UserError, match=f"Unknown {message}"):
     call()
 
 
-def test_a_language_model_of_ones_own_texts(tmp_path):
+def test_train_language_model_on_texts_in_memory(tmp_path):
   texts = [f"the film number {k} is good\n" for k in range(40)]
   options = TINY | {"model.mixer_defaults.num_heads": 1, "task.stride": 4}
   spec = "lm/text:size=tiny,model=transformer"
@@ -309,7 +307,7 @@ def test_a_language_model_of_ones_own_texts(tmp_path):
     jf.train(spec, tmp_path, train=texts, classes=("a",), options=options)
 
 
-def test_a_model_of_a_config_has_another_dtype_and_the_same_parameters():
+def test_build_from_model_config_replaces_dtype_and_keeps_parameters():
   sizes = {"vocab_size": 9, "max_len": 8, "d_model": 8, "num_layers": 1}
   model = jf.build("lru", objective="language_model", **sizes)
   assert model.config == jf.ModelConfig(
@@ -338,7 +336,7 @@ def leaks(v, *, mask):
 '''
 
 
-def test_the_properties_of_a_mixer_outside_of_the_repository(tmp_path):
+def test_pytest_imports_option_checks_a_user_mixer(tmp_path):
   (tmp_path / "of_a_user.py").write_text(OUTSIDE)
 
   def check(name):

@@ -23,7 +23,7 @@ def test_assert_all_lists_every_offender():
     assert_all(raise_nothing, [()])
 
 
-def test_bounds_count_and_rounding_may_pass_them():
+def test_assert_between_includes_bounds_and_tolerance():
   assert_between({"a": [1, 2.0], "b": np.arange(3)}, 0, 2)
   assert_between(np.array([-1.0, 3.0]), [-1.0, -np.inf], [np.inf, 3.0])
   assert_between((0.9999, -2.0002), -2, 0.9999, rtol=1e-3)
@@ -34,7 +34,7 @@ def test_bounds_count_and_rounding_may_pass_them():
   ("value", "low", "high"),
   [(3, 0, 2), (-1, 0, 2), (np.nan, 0, 2), (np.inf, 0, np.inf)],
 )
-def test_what_is_outside_fails(value, low, high):
+def test_assert_between_fails_outside_the_bounds(value, low, high):
   with pytest.raises(AssertionError):
     assert_between({"a": np.array([1.0, value])}, low, high)
   with pytest.raises(AssertionError):

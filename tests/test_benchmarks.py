@@ -59,7 +59,7 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
-def test_every_module_is_a_command_with_help(path, monkeypatch, capsys):
+def test_every_benchmark_has_help(path, monkeypatch, capsys):
   monkeypatch.setattr(sys, "argv", [str(path), "--help"])
   with pytest.raises(SystemExit) as ended:
     runpy.run_path(str(path), run_name="__main__")
@@ -67,7 +67,7 @@ def test_every_module_is_a_command_with_help(path, monkeypatch, capsys):
   assert capsys.readouterr().out.startswith("usage: ")
 
 
-def test_a_module_of_tables_prints_its_own(monkeypatch, capsys):
+def test_benchmark_module_prints_its_tables(monkeypatch, capsys):
   rows = [{"import": "jax", "s": 2.0}]
   monkeypatch.setattr(start, "tables", lambda rounds: {"import": rows * rounds})
   monkeypatch.setattr(sys, "argv", [start.__file__, "--rounds=1"])
@@ -78,7 +78,7 @@ def test_a_module_of_tables_prints_its_own(monkeypatch, capsys):
 @pytest.mark.parametrize(
   ("platform", "peak"), [("darwin", 3 << 20), ("linux", 3 << 10)]
 )
-def test_the_peak_without_proc_is_in_mib(platform, peak, monkeypatch):
+def test_resident_memory_without_proc_is_in_mib(platform, peak, monkeypatch):
   usage = types.SimpleNamespace(ru_maxrss=peak)  # Bytes on macOS, else KiB.
   monkeypatch.setattr(data.resource, "getrusage", lambda _: usage)
   monkeypatch.setattr(data.sys, "platform", platform)
@@ -87,7 +87,7 @@ def test_the_peak_without_proc_is_in_mib(platform, peak, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_loader_and_its_table(monkeypatch):
+def test_loader_speed_and_table_have_their_rows(monkeypatch):
   monkeypatch.setattr(data, "ROUNDS", 1)
   rows = data.loader_speed(batches=20)
   assert [row["what"] for row in rows] == ["loader", "NumPy, a matrix"]
@@ -98,7 +98,7 @@ def test_the_loader_and_its_table(monkeypatch):
 
 
 @pytest.mark.long
-def test_growth_is_a_fitted_exponent():
+def test_encoder_growth_fits_the_exponent_of_memory():
   (row,) = encoders.growth(["local"], 1, (512, 1024))
   assert row["longest"] == 1024
   assert 0.9 < row["exponent of memory"] < 1.1
@@ -109,7 +109,7 @@ def test_growth_is_a_fitted_exponent():
   "name",
   [name for name, kind in MODELS.items() if kind.block != "injective"],
 )
-def test_a_twin_is_the_same_model(name):
+def test_linen_twin_has_the_outputs_of_our_encoder(name):
   torch = pytest.importorskip("torch")
   from benchmarks import twins
 
@@ -147,7 +147,9 @@ def test_a_twin_is_the_same_model(name):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_device")
-def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
+def test_train_model_benchmark_reports_finite_losses(
+  monkeypatch, tmp_path, request
+):
   monkeypatch.chdir(request.config.rootpath)
   small = {"num_train": 200, "num_validation": 20, "num_test": 20}
   small |= {"min_length": 20, "max_length": 40}
@@ -158,7 +160,9 @@ def test_a_few_steps_of_training_are_a_row(monkeypatch, tmp_path, request):
 
 
 @pytest.mark.long
-def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
+def test_depth_benchmark_reports_factors_before_and_after_training(
+  monkeypatch, tmp_path, request
+):
   monkeypatch.chdir(request.config.rootpath)
   small = {"num_train": 200, "num_validation": 20, "num_test": 20}
   small |= {"min_length": 20, "max_length": 40}
@@ -169,7 +173,7 @@ def test_depth_costs_and_training_are_rows(monkeypatch, tmp_path, request):
   assert before["entropy in"] == before["entropy out"] != after["entropy out"]
 
 
-def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
+def test_map_benchmark_reports_small_orthogonality_defects(monkeypatch):
   monkeypatch.setattr(orthogonal, "COUNT", 2)
   monkeypatch.setattr(orthogonal, "TORCH_MAPS", {})  # Not a test dependency.
   rows = [*orthogonal.measure_maps(8, 1)]
@@ -184,7 +188,7 @@ def test_maps_are_measured_and_stay_orthogonal(monkeypatch):
 
 
 @pytest.mark.long
-def test_the_cost_of_the_term_is_a_ratio():
+def test_fidelity_benchmark_reports_time_relative_to_softmax():
   rows = list(fidelity.measure_cost(size=32, batch=1, layers=2, rounds=1))
   assert [row["what"] for row in rows] == ["forward", "step"]
   for row in rows:
@@ -204,7 +208,7 @@ PROGRAM = """
 """  # noqa: E501
 
 
-def test_what_a_program_exchanges():
+def test_collectives_counts_bytes_by_operation():
   assert scaling.collectives(PROGRAM) == {
     "all-reduce": (1, 2 * 3 / 4 * 44),
     "all-gather": (2, 128 / 2 + 16 * 3 / 4),
@@ -215,7 +219,7 @@ def test_what_a_program_exchanges():
     scaling.collectives("%a = f32[4]{0} all-reduce(%x), to_apply=%add")
 
 
-def test_meshes_of_a_batch():
+def test_scaling_plans_list_strong_and_weak_meshes():
   plans = scaling.plans(32, 4096)
   assert ("strong", "data:32,sequence:16", 512, 32) in plans
   assert ("weak", "data:64", 64, 2048) in plans
@@ -225,7 +229,7 @@ def test_meshes_of_a_batch():
   assert max(odd) == 32
 
 
-def test_calls_take_turns_and_the_first_round_does_not_count():
+def test_interleaved_timing_skips_the_first_round():
   turns = []
   calls = {name: lambda name=name: turns.append(name) for name in "ab"}
   seconds = timing.interleaved(calls, 2)
@@ -249,7 +253,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize(
   "training", [pytest.param(True, marks=pytest.mark.long), False]
 )
-def test_speed_is_a_row(training):
+def test_speed_row_has_length_batch_and_seconds(training):
   row = speed.row("random_transject", 16, 1, training=training)
   assert (row["n"], row["batch"]) == (16, 2)
   assert row["s"] > 0
@@ -279,7 +283,7 @@ def rotations_in_order(turned, name):
     [(name, n) for name in speed.MODELS for n in (6, 24)],
   ),
 )
-def test_the_rivals_are_the_same_model(case):
+def test_rival_implementations_have_the_outputs_of_ours(case):
   name, n = case
   torch = pytest.importorskip("torch")
   from torch.nn.utils import parametrize
@@ -336,7 +340,7 @@ def test_the_rivals_are_the_same_model(case):
       np.testing.assert_allclose(logits.numpy(), want, atol=2e-4)
 
 
-def test_rivals_are_timed_as_ours_are(monkeypatch):
+def test_rival_and_twin_calls_run(monkeypatch):
   pytest.importorskip("torch")
   from benchmarks import rivals
 
@@ -354,7 +358,7 @@ def test_rivals_are_timed_as_ours_are(monkeypatch):
 
 
 @pytest.mark.long
-def test_memory_is_planned_by_what_is_kept():
+def test_planned_bytes_of_reversible_are_below_stored():
   stored, reversible = (
     ours.planned_bytes(ours.build("transject", 64, d_model=8, **options), 4, 64)
     for options in (
@@ -366,14 +370,14 @@ def test_memory_is_planned_by_what_is_kept():
   assert timing.exponent((1, 2, 4), [3.0, 12.0, 48.0]) == pytest.approx(2)
 
 
-def test_imports_take_time(monkeypatch):
+def test_start_benchmark_measures_import_seconds(monkeypatch):
   monkeypatch.setattr(start, "IMPORTS", {"Python": "", "json": "import json"})
   python, other = start.imports(1)
   assert python["s besides Python"] == 0
   assert other["s"] > 0
 
 
-def test_every_table_is_saved_as_it_comes(monkeypatch, tmp_path, capsys):
+def test_benchmark_main_saves_each_table_to_json(monkeypatch, tmp_path, capsys):
   rows = [{"model": "a", "times user": 2.0}]
   monkeypatch.setattr(start, "tables", lambda rounds: {"train": rows * rounds})
   out = tmp_path / "now.json"
@@ -384,7 +388,7 @@ def test_every_table_is_saved_as_it_comes(monkeypatch, tmp_path, capsys):
     __main__.main(["--tables=sped"])
 
 
-def test_what_became_worse():
+def test_compare_lists_figures_that_became_worse():
   before = {
     "speed": [
       {"model": "a", "n": 8, "s": 1.0, "times user": 4.0, "of the rate": 0.8},
@@ -409,7 +413,7 @@ def test_what_became_worse():
   assert ("b, 8", "s") in [(row["row"], row["figure"]) for row in worse]
 
 
-def test_a_comparison_says_by_its_status_what_it_found(
+def test_compare_command_exits_with_status_by_result(
   monkeypatch, tmp_path, capsys
 ):
   old, new = tmp_path / "old.json", tmp_path / "new.json"
@@ -427,7 +431,7 @@ def test_a_comparison_says_by_its_status_what_it_found(
     compare.main()
 
 
-def test_no_module_imports_one_that_imports_it():
+def test_benchmarks_have_no_import_cycle():
   """Also within functions: PyTorch is imported only where it is needed."""
   folder = Path(__main__.__file__).parent
   graph = {
@@ -445,7 +449,7 @@ def test_no_module_imports_one_that_imports_it():
   sorter.prepare()  # Raises CycleError.
 
 
-def test_tables_for_a_gpu_have_their_rows(monkeypatch):
+def test_gpu_benchmark_tables_have_their_rows(monkeypatch):
   small = gpu.SMALL._replace(product=8, encoder_lengths=(64,), tokens=64)
   products = [row["what"] for row in gpu.rates(small)]
   assert products == [
@@ -473,7 +477,7 @@ def test_tables_for_a_gpu_have_their_rows(monkeypatch):
 
 
 @pytest.mark.long
-def test_layers_that_can_be_undone_are_measured(monkeypatch):
+def test_injective_benchmark_measures_invertible_layers(monkeypatch):
   monkeypatch.setattr(injective, "TOKENS", 32)
   rows = list(injective.measure_layers(1, sizes=((16, 8),)))
   names = [row["layer"] for row in rows]
@@ -491,7 +495,7 @@ def test_layers_that_can_be_undone_are_measured(monkeypatch):
   ]
 
 
-def test_scans_are_timed_beside_those_of_jax(monkeypatch):
+def test_scan_benchmark_times_ours_and_jax_scans(monkeypatch):
   forms = scan.forms
   monkeypatch.setattr(scan, "FORMS", ("scan",))
   monkeypatch.setattr(scan, "TOKENS", 16)

@@ -18,7 +18,7 @@ NEUTRENO = {
 }
 
 
-def test_tables_of_neutreno(request):
+def test_cited_tables_of_neutreno_have_the_paper_numbers(request):
   def check(path, table):
     text = (request.config.rootpath / path).read_text()
     assert re.findall(r"NeuTRENO's\s+table\s+(\d+)", text) == [str(table)]
@@ -26,7 +26,7 @@ def test_tables_of_neutreno(request):
   assert_all(check, NEUTRENO.items())
 
 
-def test_figures_of_the_report(request):
+def test_cited_figures_in_report_page_have_the_paper_numbers(request):
   text = (request.config.rootpath / "docs/report.md").read_text()
   rows = dict(re.findall(r"^\| (.*?) \| (.*?) \|", text, re.M))
   # Figures: cosine of tokens, J, attention maps, heads; table: slopes.

@@ -135,7 +135,9 @@ def timeless(results):
   return {k: v for k, v in results.items() if k not in dropped}
 
 
-def test_every_file_that_is_damaged(whole, smoke, tmp_path, capsys, request):
+def test_damage_to_any_written_file_gives_a_message_or_the_right_result(
+  whole, smoke, tmp_path, capsys, request
+):
   source, results = whole
   want = {
     "results": results,

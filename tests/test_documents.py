@@ -520,7 +520,7 @@ def marks(name, command=""):
   [pytest.param(text, marks=marks(page, text)) for text, page in FOUND.items()],
   ids=[f"{FOUND[command]}: {command}"[:90] for command in FOUND],
 )
-def test_a_command_runs(
+def test_documented_command_runs(
   command, examples, finished, monkeypatch, tmp_path, capsys
 ):
   for word, value in WORDS.items():
@@ -542,7 +542,7 @@ def test_a_command_runs(
   )
 
 
-def test_the_table_of_protocols_is_that_of_the_tasks():
+def test_protocol_table_of_data_page_is_that_of_the_tasks():
   """Columns of the table in docs/data.md, and what a task accepts."""
   lines = (ROOT / "docs" / "data.md").read_text().splitlines()
   start = lines.index(
@@ -559,7 +559,7 @@ def test_the_table_of_protocols_is_that_of_the_tasks():
     assert [*module.PROTOCOLS] == protocols, name
 
 
-def test_the_table_of_configs_names_files_and_tasks_that_exist():
+def test_config_table_of_readme_names_existing_files():
   rows = re.findall(
     r"^\| (`configs/\S+\.py`.*?) \|", (ROOT / "README.md").read_text(), re.M
   )
@@ -570,12 +570,12 @@ def test_the_table_of_configs_names_files_and_tasks_that_exist():
       assert (ROOT / name).exists(), name
 
 
-def test_an_unknown_program_is_refused():
+def test_execute_refuses_an_unknown_program():
   with pytest.raises(ValueError, match="program of a document 'jaxformers.x'"):
     execute(["python", "-m", "jaxformers.x"])
 
 
-def test_commands_are_found():
+def test_commands_are_found_in_documents():
   assert len(FOUND) > 80
   programs = {command.split()[0] for command in FOUND}
   assert programs >= {"python", "pip", "pytest", "launch/local.sh", "sbatch"}
@@ -608,7 +608,7 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
     if not block.startswith(USERS_MODULE)
   ],
 )
-def test_a_block_runs(page, number, finished, tmp_path):
+def test_documented_python_block_runs(page, number, finished, tmp_path):
   code = blocks(page)[number]
   vit = ROOT / "tests" / "models" / "pretrained" / "vit"
   code = code.replace("PATH/deit-tiny-patch16-224", str(vit))
@@ -632,7 +632,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("name", ["window", "mean"])
-def test_the_example_mixers_keep_the_contract(name):
+def test_documented_mixers_keep_the_mixer_contract(name):
   for check in CHECKS:
     if "strict" not in inspect.signature(check).parameters:
       check(name)
@@ -642,7 +642,7 @@ def test_the_example_mixers_keep_the_contract(name):
   properties.test_gradients_are_finite_differences(name, {})
 
 
-def test_the_example_mixer_is_causal(strict):
+def test_documented_window_mixer_is_causal(strict):
   assert {*models.causal_mixers()} >= {"window"}
   properties.test_the_past_does_not_see_the_future("window", strict)
 
@@ -651,7 +651,7 @@ def test_the_example_mixer_is_causal(strict):
   "path",
   ["tests/models/mixers/test_window.py", "tests/tasks/test_same_ends.py"],
 )
-def test_the_tests_of_the_examples_pass(path, examples, tmp_path):
+def test_documented_tests_pass(path, examples, tmp_path):
   names = runpy.run_path(str(examples / path))
   tests = [names[name] for name in names if name.startswith("test_")]
   assert len(tests) == 2
@@ -661,7 +661,7 @@ def test_the_tests_of_the_examples_pass(path, examples, tmp_path):
     test(*[folder][: len(inspect.signature(test).parameters)])
 
 
-def test_three_new_files_add_the_example_task(examples, tmp_path):
+def test_documented_task_is_added_by_three_files(examples, tmp_path):
   """The package is copied, so that nothing but the files is there to help."""
   page = (ROOT / "docs" / "add_a_task.md").read_text()
   ignored = shutil.ignore_patterns("__pycache__")
@@ -689,7 +689,7 @@ def test_three_new_files_add_the_example_task(examples, tmp_path):
   assert run.stdout.split() == ["jaxformers.tasks.same_ends"]
 
 
-def test_two_new_files_add_the_example_block(tmp_path):
+def test_documented_block_is_added_by_two_files(tmp_path):
   """In a copy of the package, so that nothing else is there to help."""
   ignored = shutil.ignore_patterns("__pycache__")
   shutil.copytree(ROOT / "jaxformers", tmp_path / "jaxformers", ignore=ignored)
@@ -717,7 +717,7 @@ def test_two_new_files_add_the_example_block(tmp_path):
   assert run.stdout == "2\n"
 
 
-def test_the_example_mixer_trains(smoke, tmp_path):
+def test_documented_mixer_trains(smoke, tmp_path):
   config = shorten(smoke("window"))
   # As the page has it.
   defaults = {"num_heads": 2, "dropout_rate": 0.1}
@@ -729,7 +729,7 @@ def test_the_example_mixer_trains(smoke, tmp_path):
   assert loop.run(config, tmp_path)["model"] == "window"
 
 
-def test_the_example_task_trains(examples, tmp_path):
+def test_documented_task_trains(examples, tmp_path):
   config = configs.load(f"{examples}/configs/same_ends.py:model=transformer")
   config.task.update(num_train=16, num_validation=8, num_test=8)
   config.data_dir = str(tmp_path / "data")

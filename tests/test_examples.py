@@ -63,7 +63,7 @@ def test_a_notebook_runs(path, elsewhere):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_read_without_running(path):
+def test_notebook_is_stored_with_outputs_and_no_machine_paths(path):
   """It has outputs, no error, and nothing of the machine that made them."""
   content = cells(path)
   outputs = [o for c in content for o in c.get("outputs", ())]
@@ -77,7 +77,7 @@ def test_a_notebook_is_read_without_running(path):
   assert "%pip install" in "".join(install[0]["source"])
 
 
-def test_every_notebook_is_listed():
+def test_examples_page_lists_every_notebook():
   page = (ROOT / "examples" / "README.md").read_text()
   for path in NOTEBOOKS:
     assert f"]({path.name})" in page

@@ -108,7 +108,7 @@ def test_modules_are_found():
   assert len(MODULES) > 200
 
 
-def test_imports_point_downwards():
+def test_modules_import_lower_layers_only():
   assert_none(
     [
       f"{path.relative_to(ROOT)} imports {name}"
@@ -149,7 +149,7 @@ def path_back(start):
   return []
 
 
-def test_no_module_imports_itself_through_others():
+def test_package_has_no_import_cycle():
   cycles = [cycle for module in GRAPH if (cycle := path_back(module))]
   assert_none([" -> ".join(cycle) for cycle in cycles])
 
@@ -176,7 +176,7 @@ def test_data_and_configs_run_without_jax():
   )
 
 
-def test_a_run_begins_without_what_only_some_runs_need():
+def test_training_loop_imports_no_numba_scipy_or_tensorflow():
   """Numba and SciPy take a second to import, and most runs use neither."""
   code = (
     "import sys, jaxformers.main, jaxformers.training.loop;"
@@ -201,7 +201,7 @@ def test_configs_import_config_and_recipes_only():
   )
 
 
-def test_only_configs_and_benchmarks_use_recipes():
+def test_no_package_module_imports_recipes():
   assert_none(
     [
       f"{path.relative_to(ROOT)} imports {name}"
@@ -229,7 +229,7 @@ def find_test_file(path):
   return ROOT / "tests" / folder / f"test_{relative.name}"
 
 
-def test_every_module_has_a_twin_that_tests_it():
+def test_every_module_has_a_test_file():
   files = {path: find_test_file(path) for path in MODULES}
   assert_none(
     [
@@ -264,7 +264,7 @@ def untyped(tree):
           yield f"{node.name}({argument.arg}: ?)"
 
 
-def test_everything_public_has_a_docstring():
+def test_every_public_name_has_a_docstring():
   assert_none(
     [
       f"{path.relative_to(ROOT)}: {name}"

@@ -53,7 +53,7 @@ def test_predictions_are_those_of_the_run(workdir, model):
     assert each.probability == each.probabilities.max()
 
 
-def test_neither_data_nor_optimiser_is_needed(workdir, monkeypatch):
+def test_load_needs_neither_data_nor_optimiser(workdir, monkeypatch):
   monkeypatch.setattr(run.tasks, "get", None)
   monkeypatch.setattr(run.optim, "build", None)
   model = jf.load(workdir)
@@ -64,9 +64,7 @@ def test_neither_data_nor_optimiser_is_needed(workdir, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["saved", "exported"])
-def test_a_folder_that_was_written_gives_the_same(
-  workdir, model, tmp_path, kind
-):
+def test_saved_model_gives_the_same_outputs(workdir, model, tmp_path, kind):
   folder = tmp_path / kind
   if kind == "saved":
     assert model.save(folder) == folder
@@ -81,14 +79,14 @@ def test_a_folder_that_was_written_gives_the_same(
   )
 
 
-def test_texts_are_read_as_the_task_reads_them(model):
+def test_encode_reads_texts_as_the_task(model):
   ids = model.encode(TEXTS)
   assert ids.shape == (3, 7)
   assert model.decode(ids) == TEXTS
   assert model.encode(ids).tolist() == ids.tolist()
 
 
-def test_a_text_that_is_too_long_is_cut_with_a_warning(model):
+def test_encode_cuts_a_long_text_with_a_warning(model):
   longer = f"[MAX {'1 ' * 60}]"
   limit = model.inputs.max_len
   with pytest.warns(UserWarning, match=f"MAX 1 1.*is cut to {limit}"):
@@ -108,14 +106,14 @@ def test_hidden_states_have_every_layer(model):
 @pytest.mark.parametrize(
   "name", long_except(("model",), ("model", "isometric"))
 )
-def test_inputs_come_back(name, request):
+def test_invert_recovers_the_inputs(name, request):
   back = request.getfixturevalue(name).invert(TEXTS, batch_size=2)
   assert back.texts == tuple(TEXTS)
   assert back.recovered == 1
   assert back.error < 1e-4
 
 
-def test_certificates_are_the_greatest_that_hold(isometric):
+def test_certify_returns_the_greatest_radius_that_holds(isometric):
   ids = isometric.encode(TEXTS)
   labels = isometric.outputs(ids).argmax(-1)
   certificates = isometric.certify(TEXTS)
@@ -143,7 +141,9 @@ def test_certificates_are_the_greatest_that_hold(isometric):
       isometric.certify(TEXTS[:1], [label])
 
 
-def test_what_a_model_cannot(model, workdir, tmp_path):
+def test_certify_and_generate_refuse_models_without_them(
+  model, workdir, tmp_path
+):
   with pytest.raises(ValueError, match=r"'transject' have no bound.*isometric"):
     model.certify(TEXTS)
   with pytest.raises(
@@ -156,7 +156,7 @@ def test_what_a_model_cannot(model, workdir, tmp_path):
     jf.load(tmp_path)
 
 
-def test_a_language_model_goes_on(smoke, tmp_path):
+def test_generate_continues_a_prompt(smoke, tmp_path):
   texts = tmp_path / "texts"
   texts.mkdir()
   for split in ("train", "valid", "test"):
@@ -190,7 +190,7 @@ def test_a_language_model_goes_on(smoke, tmp_path):
     model.predict(["to b"])
 
 
-def test_a_model_may_be_read_in_a_loop_of_jax(model):
+def test_loaded_model_exposes_flax_module_and_parameters(model):
   """The module and its parameters are those of Flax."""
   ids = model.encode(TEXTS)
   logits = model.model.apply({"params": model.params}, ids, train=False)
@@ -218,14 +218,14 @@ def test_a_model_may_be_read_in_a_loop_of_jax(model):
     ("certify", TEXTS, {"labels": [7, 7, float("nan")]}, "nan is not a class"),
   ],
 )
-def test_what_a_trained_model_refuses(
+def test_trained_model_refuses_wrong_inputs(
   isometric, method, inputs, options, message
 ):
   with pytest.raises(ValueError, match=message):
     getattr(isometric, method)(inputs, **options)
 
 
-def test_what_a_language_model_refuses():
+def test_generate_refuses_wrong_arguments():
   model = jf.load("zoo:language-allpass")
   for prompts, options, message in (
     (["the", ""], {}, r"prompts\[1\] has no tokens"),
@@ -247,7 +247,9 @@ def resident():
   return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_calls_of_one_kind_compile_once(model, isometric):
+def test_model_methods_compile_once_for_all_lengths_and_counts(
+  model, isometric
+):
   """Whatever the lengths, the numbers of inputs, and the options are."""
   sizes = dict(vocab_size=10, max_len=64, num_classes=0, d_model=8)
   language = models.build(

@@ -107,7 +107,7 @@ def at_the_root(monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
 
 
-def test_it_trains_and_ends_with_a_table(finished):
+def test_main_trains_and_prints_a_table(finished):
   workdir, done, _ = finished
   assert "step 24/24" in done.stderr
   assert "First step done" in done.stderr
@@ -123,7 +123,7 @@ def test_it_trains_and_ends_with_a_table(finished):
   assert results(workdir)["examples"] == 10
 
 
-def test_evaluation_in_another_process_with_another_hash_seed(
+def test_eval_only_gives_the_same_table_under_another_hash_seed(
   finished, command
 ):
   workdir, done, _ = finished
@@ -136,7 +136,7 @@ def test_evaluation_in_another_process_with_another_hash_seed(
   assert rows(again.stdout) == rows(done.stdout)
 
 
-def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
+def test_main_killed_at_random_resumes_to_bitwise_equal_results(
   finished, command, tmp_path
 ):
   """SIGKILL, again and again, also while a checkpoint is being written."""
@@ -172,9 +172,7 @@ def test_killed_at_random_moments_it_ends_bit_for_bit_the_same(
 
 
 @pytest.mark.long
-def test_of_two_runs_in_one_workdir_the_second_stops(
-  finished, command, tmp_path
-):
+def test_main_refuses_a_workdir_in_use(finished, command, tmp_path):
   """The second run may start at any time; the first is not disturbed."""
   undisturbed, _, seconds = finished
   rng = random.Random(0)
@@ -234,7 +232,7 @@ def start_session(command):
     pytest.param(signal.SIGINT, 130, "Ctrl-C", marks=pytest.mark.long),
   ],
 )
-def test_a_signal_ends_with_its_status_and_a_checkpoint(
+def test_main_saves_a_checkpoint_at_a_signal(
   finished, command, tmp_path, number, status, name
 ):
   slow = command(tmp_path, "--config.total_steps=100000")
@@ -249,7 +247,7 @@ def test_a_signal_ends_with_its_status_and_a_checkpoint(
   assert list((tmp_path / "checkpoints").glob("*/commit_success.txt"))
 
 
-def test_ctrl_c_before_training_says_one_line(command, tmp_path):
+def test_main_prints_one_line_at_ctrl_c_before_training(command, tmp_path):
   """The signal comes while data are generated."""
   data = tmp_path / "data"
   fields = {"task.num_train": 500_000, "task.max_length": 2_000}
@@ -271,7 +269,7 @@ def test_ctrl_c_before_training_says_one_line(command, tmp_path):
   assert "Traceback" not in said
 
 
-def test_help_shows_flags_and_fields():
+def test_main_help_shows_flags_and_config_fields():
   module = "jaxformers.main"
   done = run([sys.executable, "-m", module, "--help"])
   assert done.returncode == 0
@@ -290,7 +288,7 @@ def test_help_shows_flags_and_fields():
 
 
 @pytest.mark.parametrize("home", long_except({False}, [True, False]))
-def test_without_a_home_directory_no_program_is_kept(tmp_path, home):
+def test_main_without_home_uses_no_compilation_cache(tmp_path, home):
   """In a container a user may be missing from /etc/passwd."""
   code = (
     "import jax, os, pwd\n"
@@ -332,7 +330,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_loses_nothing(finished, command, small_disk):
+def test_main_resumes_after_a_full_disk(finished, command, small_disk):
   folder, enlarge = small_disk
   again = command(folder / "run")
   done = run(again)
@@ -348,7 +346,7 @@ def test_a_full_disk_loses_nothing(finished, command, small_disk):
 
 
 @pytest.mark.slow
-def test_several_seeds(finished, command, tmp_path):
+def test_main_trains_several_seeds(finished, command, tmp_path):
   done = run(command(tmp_path, "--seeds=0,1"))
   assert done.returncode == 0, done.stderr
   assert [results(tmp_path / f"seed_{s}")["seed"] for s in (0, 1)] == [0, 1]
@@ -389,20 +387,24 @@ def test_several_seeds(finished, command, tmp_path):
     (["lra/text"], "", "Unexpected arguments lra/text.*--config lra/text"),
   ],
 )
-def test_a_mistake_ends_in_one_message(command, tmp_path, flags, arg, message):
+def test_main_prints_user_errors_as_one_message(
+  command, tmp_path, flags, arg, message
+):
   done = run(command(tmp_path / "run", *flags, arg=arg or ":size=tiny"))
   assert done.returncode == main.MISTAKE
   assert re.search(message, done.stderr), done.stderr
   assert "Traceback" not in done.stderr
 
 
-def test_a_config_is_needed():
+def test_main_without_config_is_refused():
   done = run([sys.executable, "-m", "jaxformers.main"])
   assert done.returncode == main.MISTAKE
   assert "--config is needed" in done.stderr
 
 
-def test_a_run_needs_no_more_than_a_config(finished, command, tmp_path):
+def test_main_without_workdir_makes_and_reuses_a_folder(
+  finished, command, tmp_path
+):
   """It has a folder, printed first, and the same command finds it again."""
   *given, _, _ = command("")
   root = os.getcwd()
@@ -427,7 +429,7 @@ def test_a_run_needs_no_more_than_a_config(finished, command, tmp_path):
   assert results(workdir) == results(finished[0])
 
 
-def test_the_first_lines_say_what_is_trained(finished):
+def test_main_prints_workdir_model_data_device_and_training_first(finished):
   workdir, done, _ = finished
   lines = done.stderr.splitlines()
   assert lines[0] == f"Workdir: {workdir}"
@@ -443,7 +445,7 @@ def test_the_first_lines_say_what_is_trained(finished):
   assert workdirs.read_results(workdir)["wall_seconds"] > 1
 
 
-def test_a_missing_config_file():
+def test_main_names_a_missing_config_file():
   done = run(
     [
       sys.executable,

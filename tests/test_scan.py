@@ -86,7 +86,7 @@ kinds = pytest.mark.parametrize("kind", long_except(SHORT, KINDS), ids=str)
 
 @kinds
 @pytest.mark.parametrize("shape", long_except(SHAPES[:1], SHAPES), ids=str)
-def test_states_are_those_of_a_loop(kind, shape, monkeypatch):
+def test_linear_scan_states_are_those_of_a_loop(kind, shape, monkeypatch):
   form, is_complex, varies, is_masked = kind
   a, b, mask, start = case(
     shape, is_complex=is_complex, varies=varies, is_masked=is_masked
@@ -109,7 +109,7 @@ def test_states_are_those_of_a_loop(kind, shape, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["scan", "associative"])
-def test_one_factor_for_all_steps_needs_no_implicit_axes(form, strict):
+def test_linear_scan_with_constant_factor_needs_no_rank_promotion(form, strict):
   b = jnp.ones((2, 5, 4, 3))
 
   def total(a, b):
@@ -121,7 +121,9 @@ def test_one_factor_for_all_steps_needs_no_implicit_axes(form, strict):
 
 @kinds
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_gradients_are_finite_differences(kind, backend, monkeypatch):
+def test_linear_scan_gradients_match_finite_differences(
+  kind, backend, monkeypatch
+):
   monkeypatch.setattr(jax, "default_backend", lambda: backend)
   form, is_complex, varies, is_masked = kind
   a, b, mask, start = case(
@@ -152,7 +154,7 @@ def test_gradients_are_finite_differences(kind, backend, monkeypatch):
 
 @pytest.mark.parametrize("form", sorted({*FORMS} - {"fft"}))
 @pytest.mark.parametrize("varies", [False, True])
-def test_a_step_that_is_left_out_is_as_if_it_were_not_there(form, varies):
+def test_linear_scan_skips_masked_steps(form, varies):
   a, b, _, _ = case((2, 20, 3), is_complex=True, varies=varies, is_masked=False)
   kept = np.array([1, 4, 5, 13])
   mask = np.zeros((2, 20), bool)
@@ -173,7 +175,7 @@ def test_a_step_that_is_left_out_is_as_if_it_were_not_there(form, varies):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_half_precision_is_of_the_results_alone(form):
+def test_linear_scan_computes_half_precision_in_float32(form):
   rng = np.random.default_rng(0)
   a = jnp.full(3, 0.999, jnp.bfloat16)
   b = jnp.asarray(rng.uniform(size=(1, 2_000, 3)), jnp.bfloat16)
@@ -185,7 +187,7 @@ def test_half_precision_is_of_the_results_alone(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_pairs_are_complex_numbers(form):
+def test_linear_scan_of_pairs_equals_complex_numbers(form):
   a, b, _, start = case(
     (2, 20, 3), is_complex=True, varies=False, is_masked=False
   )
@@ -201,7 +203,7 @@ def test_pairs_are_complex_numbers(form):
 
 
 @pytest.mark.parametrize("form", sorted({*FORMS} - {"fft"}))
-def test_the_backward_pass_keeps_no_states_of_steps(form):
+def test_linear_scan_backward_pass_stores_no_states(form):
   a, b, _, _ = case((2, 64, 5), is_complex=False, varies=False, is_masked=False)
   _, pull = jax.vjp(lambda a, b: linear_scan(a, b, form=form)[0], a, b)
   kept = sum(x.size for x in jax.tree.leaves(pull))
@@ -209,7 +211,7 @@ def test_the_backward_pass_keeps_no_states_of_steps(form):
   assert kept <= b.size + a.size + 4 * 2 * 5
 
 
-def test_the_form_is_chosen(monkeypatch):
+def test_linear_scan_auto_form_gives_the_same_states(monkeypatch):
   a, b, mask, _ = case(
     (2, 20, 3), is_complex=True, varies=False, is_masked=True
   )
@@ -239,14 +241,14 @@ def test_the_form_is_chosen(monkeypatch):
     ),
   ],
 )
-def test_what_does_not_go_together_is_refused(shapes, options, message):
+def test_linear_scan_refuses_mismatched_arguments(shapes, options, message):
   a, b = (np.ones(shape) for shape in shapes)
   with pytest.raises(ValueError, match=message):
     linear_scan(a, b, **options)
 
 
 @pytest.mark.parametrize("form", long_except(("chunked",), FORMS))
-def test_real_and_complex_numbers_go_together(form, monkeypatch):
+def test_linear_scan_mixes_real_and_complex_arguments(form, monkeypatch):
   _, b, _, _ = case((2, 20, 3), is_complex=True, varies=False, is_masked=False)
   a = np.array([0.5, -0.3, 0.9])
   gradients = {}
@@ -267,7 +269,9 @@ def test_real_and_complex_numbers_go_together(form, monkeypatch):
 
 
 @pytest.mark.parametrize("form", long_except(("scan",), FORMS))
-def test_factors_and_starts_are_spread_over_the_channels(form, monkeypatch):
+def test_linear_scan_broadcasts_factors_and_start_over_channels(
+  form, monkeypatch
+):
   _, b, _, start = case(
     (2, 20, 2, 3), is_complex=False, varies=False, is_masked=False
   )
@@ -286,7 +290,7 @@ def test_factors_and_starts_are_spread_over_the_channels(form, monkeypatch):
 
 
 @pytest.mark.parametrize("form", long_except(("scan", "chunked"), FORMS))
-def test_long_rotations_keep_their_angle(form):
+def test_linear_scan_keeps_the_angle_of_long_rotations(form):
   a, b = np.exp(np.array([3.1j])), np.zeros((1, 4_000, 1))
   states, _ = scanned(a, b, initial=np.ones((1, 1)), form=form)
   want = np.exp(3.1j * np.arange(1, 4_001))

@@ -42,7 +42,7 @@ def site(tmp_path_factory):
   return folder
 
 
-def test_every_page_is_there(site):
+def test_site_has_every_page_and_model(site):
   for path in (ROOT / "docs").glob("*.md"):
     name = "" if path.stem == "index" else path.stem
     assert (site / name / "index.html").exists(), path
@@ -52,14 +52,14 @@ def test_every_page_is_there(site):
   assert "Published numbers" in (site / "models/s5/index.html").read_text()
 
 
-def test_every_public_name_is_in_the_reference(site):
+def test_site_reference_has_every_public_name(site):
   text = (site / "reference" / "index.html").read_text()
   for name in dir(jf):
     if not name.startswith("__"):
       assert re.search(rf"(\.|jf\.|\"){name}\b", text), name
 
 
-def test_no_page_asks_another_host(site):
+def test_site_loads_nothing_from_other_hosts(site):
   """Neither for fonts nor for scripts."""
   for path in site.rglob("*.html"):
     loaded = re.findall(
@@ -72,7 +72,7 @@ def test_no_page_asks_another_host(site):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [400, 1600])
 @pytest.mark.parametrize("page", ["", "reference/", "models/transject/"])
-def test_a_browser_opens_it(site, tmp_path, page, width):
+def test_site_fits_the_window_of_a_browser(site, tmp_path, page, width):
   """Nothing is wider than the window, and the console is empty."""
   path = site / page / "index.html"
   before = path.read_text()

@@ -65,7 +65,7 @@ def run(target, folder, *argv):
   ).stdout
 
 
-def test_it_has_all_files(installed):
+def test_wheel_has_all_files(installed):
   wheel, _ = installed
   names = {*zipfile.ZipFile(wheel).namelist()}
   for path in (ROOT / "configs").rglob("*.py"):
@@ -76,7 +76,7 @@ def test_it_has_all_files(installed):
 
 
 @pytest.mark.long
-def test_the_first_minutes(installed, tmp_path):
+def test_wheel_runs_the_first_example_of_a_user(installed, tmp_path):
   _, target = installed
   listed = run(target, tmp_path, "-m", "jaxformers", "configs")
   assert "| lra/text | LRA Text" in listed
@@ -85,7 +85,7 @@ def test_the_first_minutes(installed, tmp_path):
   assert "('a film',)" in printed
 
 
-def test_no_instruction_installs_the_package_of_another_project(installed):
+def test_install_instructions_do_not_name_the_foreign_package(installed):
   """The index has a package called jaxformers that is not this one."""
   wheel, _ = installed
   assert wheel.name.startswith("jaxformers_encoders-")

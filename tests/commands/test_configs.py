@@ -10,7 +10,7 @@ from jaxformers.commands import configs as list_configs
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_config_has_a_line(capsys):
+def test_list_configs_has_a_line_for_every_config(capsys):
   list_configs.main([])
   printed = capsys.readouterr().out
   files = sorted((ROOT / "configs").rglob("*.py"))
@@ -21,7 +21,7 @@ def test_every_config_has_a_line(capsys):
     assert configs.find_file(name).samefile(path)
 
 
-def test_the_description_of_one(capsys):
+def test_list_configs_describes_one_config(capsys):
   list_configs.main(["lra/text"])
   assert "Arguments: model=NAME" in capsys.readouterr().out
   with pytest.raises(SystemExit, match=r"'lra/txt'.*lists the names"):
@@ -31,7 +31,7 @@ def test_the_description_of_one(capsys):
 @pytest.mark.parametrize(
   "name", ["lra/listops", "lra/listops.py", "configs/lra/listops.py"]
 )
-def test_a_config_is_found_from_any_folder(name, tmp_path, monkeypatch):
+def test_find_file_finds_a_config_from_any_folder(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert configs.load(f"{name}:size=tiny").total_steps == 1_500
   # A file of the user's goes first.

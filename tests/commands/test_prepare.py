@@ -20,7 +20,7 @@ LENGTHS = ["--min_length", "5", "--max_length", "60"]
 LISTOPS = ["listops", *COUNTS, *LENGTHS]
 
 
-def test_it_says_what_it_has_prepared(tmp_path, capsys):
+def test_prepare_prints_the_counts_of_splits(tmp_path, capsys):
   for _ in range(2):  # Doing it again does nothing.
     prepare.main([*LISTOPS, "--data_dir", str(tmp_path)])
     said = capsys.readouterr()
@@ -29,7 +29,7 @@ def test_it_says_what_it_has_prepared(tmp_path, capsys):
   assert said.err == ""
 
 
-def test_exported_and_prepared_from_the_export(tmp_path, capsys):
+def test_prepare_exports_and_reads_its_export(tmp_path, capsys):
   out = tmp_path / "out"
   prepare.main(
     [*LISTOPS, "--data_dir", str(tmp_path / "a"), "--export", str(out)]
@@ -54,7 +54,7 @@ def test_exported_and_prepared_from_the_export(tmp_path, capsys):
     prepare.main([*again, "--export", str(out)])
 
 
-def test_pathfinder_in_lras_layout(tmp_path):
+def test_prepare_exports_pathfinder_in_the_layout_of_lra(tmp_path):
   common = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
   prepare.main(
     [*common, "--data_dir", str(tmp_path), "--export", str(tmp_path / "lra")]
@@ -77,13 +77,13 @@ def test_pathfinder_in_lras_layout(tmp_path):
     (["image", "--export", "x"], "unrecognized arguments: --export"),
   ],
 )
-def test_wrong_command_lines(argv, message, capsys):
+def test_prepare_refuses_wrong_arguments(argv, message, capsys):
   with pytest.raises(SystemExit):
     prepare.main(argv)
   assert message in capsys.readouterr().err
 
 
-def test_a_wrong_archive_ends_in_one_message_and_leaves_nothing(tmp_path):
+def test_prepare_refuses_a_wrong_archive_and_leaves_no_files(tmp_path):
   counts = {"train": 4, "validation": 2, "test": 2}
   path = write_tar(tmp_path / "lra_release.gz", aan(counts))
   path.write_bytes(path.read_bytes()[:-100])
@@ -110,7 +110,7 @@ def test_a_wrong_archive_ends_in_one_message_and_leaves_nothing(tmp_path):
   assert [p for p in left if not p.name.endswith(".lock")] == []
 
 
-def test_texts_of_a_damaged_archive_are_refused_and_leave_nothing(tmp_path):
+def test_prepare_refuses_a_damaged_archive_and_leaves_no_files(tmp_path):
   texts = {f"set/{k:02d}.txt": f"text {k} ".encode() * 90 for k in range(33)}
   path = write_tar(tmp_path / "texts.tar", texts, mode="w")
   sound = path.read_bytes()
@@ -130,7 +130,7 @@ def test_texts_of_a_damaged_archive_are_refused_and_leave_nothing(tmp_path):
   prepare.main(common)
 
 
-def test_a_stand_in_is_prepared_when_it_is_meant(tmp_path, capsys):
+def test_prepare_accepts_fewer_examples_only_if_asked_for(tmp_path, capsys):
   counts = {"train": 4, "validation": 2, "test": 2}
   folder = write_folder(tmp_path / "x", aan(counts))
   common = ["retrieval", "--archive", str(folder)]
@@ -172,9 +172,7 @@ PATHFINDER = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
 @pytest.mark.parametrize(
   ("task", "size"), [(LISTOPS, 600), (PATHFINDER, 5_000)]
 )
-def test_a_full_disk_ends_in_one_message_and_leaves_nothing(
-  tmp_path, task, size
-):
+def test_prepare_on_a_full_disk_leaves_no_files(tmp_path, task, size):
   folder = tmp_path / "data"
   message = rf"^error: {folder}/.* cannot be written: .*Make room"
   full = pytest.raises(SystemExit, match=f"{message} .*pass --data_dir")
@@ -184,7 +182,7 @@ def test_a_full_disk_ends_in_one_message_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(("task", "size"), [(LISTOPS, 600), (PATHFINDER, 100)])
-def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, task, size):
+def test_prepare_export_to_a_full_disk_leaves_no_files(tmp_path, task, size):
   command = [*task, "--data_dir", str(tmp_path / "data")]
   prepare.main(command)
   folder = tmp_path / "out"
@@ -197,7 +195,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(tmp_path, task, size):
   assert left(folder)
 
 
-def test_ctrl_c_says_one_line(monkeypatch, capsys):
+def test_prepare_prints_one_line_at_ctrl_c(monkeypatch, capsys):
   def interrupted(*args, **kwargs):
     raise KeyboardInterrupt
 

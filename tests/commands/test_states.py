@@ -48,12 +48,12 @@ def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
   chex.assert_trees_all_equal(*map(jax.device_get, (alone.params, run.params)))
 
 
-def test_without_a_run(tmp_path):
+def test_load_refuses_a_folder_without_a_run(tmp_path):
   with pytest.raises(ValueError, match="There is no run in"):
     states.load(tmp_path)
 
 
-def test_without_an_evaluation(smoke, tmp_path):
+def test_load_refuses_a_run_without_evaluated_checkpoint(smoke, tmp_path):
   # Writes the config, and nothing more.
   begin(open_run(smoke(), tmp_path.absolute()))
   with pytest.raises(ValueError, match="no checkpoint in"):
@@ -74,7 +74,7 @@ def test_a_run_before_training(softmax):
   assert start.step == 0
 
 
-def test_a_softmax_run_as_another_model(softmax):
+def test_load_softmax_weights_as_another_model(softmax):
   """Its weights, with the options of the other one."""
   run = states.load(softmax)
   held, none = (
@@ -90,7 +90,7 @@ def test_a_softmax_run_as_another_model(softmax):
   assert np.abs(logits[0] - logits[2]).max() > 1e-4
 
 
-def test_other_weights_in_the_model_of_a_run(softmax, smoke, tmp_path):
+def test_load_weights_of_another_run(softmax, smoke, tmp_path):
   loop.run(smoke("transformer", seed=1, total_steps=5), tmp_path / "other")
   other = states.load(tmp_path / "other")
   run = states.load(softmax, pretrained=tmp_path / "other")
@@ -108,12 +108,12 @@ def test_other_weights_in_the_model_of_a_run(softmax, smoke, tmp_path):
     ({"pretrained": "nowhere"}, "There is no .*nowhere"),
   ],
 )
-def test_states_that_a_run_has_not(softmax, state, message):
+def test_load_refuses_states_a_run_does_not_have(softmax, state, message):
   with pytest.raises(ValueError, match=message):
     states.load(softmax, **state)
 
 
-def test_states_to_compare():
+def test_states_lists_and_describes_what_to_compare():
   given = {"untrained": True, "pretrained": "", "model": "", "options": "a=1"}
   found = states.states(given)
   assert [states.describe(state) for state in found] == [
@@ -126,7 +126,9 @@ def test_states_to_compare():
   assert len(states.states({**given, "options": "", "untrained": False})) == 1
 
 
-def test_scores_of_the_run_itself_are_kept(tmp_path, capsys, monkeypatch):
+def test_record_keeps_scores_of_the_trained_state_only(
+  tmp_path, capsys, monkeypatch
+):
   run = types.SimpleNamespace(step=7)
   (best, start) = states.states(
     {"untrained": True, "pretrained": "", "model": "", "options": ""}

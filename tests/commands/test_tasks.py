@@ -4,7 +4,7 @@ from jaxformers.commands import tasks as list_tasks
 from jaxformers.tasks import TASKS
 
 
-def test_every_task_has_a_line(capsys):
+def test_list_tasks_has_a_line_for_every_task(capsys):
   list_tasks.main([])
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == 2 + len(TASKS)

@@ -3,7 +3,7 @@ import pytest
 from jaxformers import config as c
 
 
-def test_the_argument_is_typed_by_its_defaults():
+def test_parse_arg_types_values_by_their_defaults():
   arg = c.parse_arg(
     "model=softmax, depth=3,rate=1e-3,wide=true",
     model="x",
@@ -31,12 +31,12 @@ def test_the_argument_is_typed_by_its_defaults():
     ("wide=maybe", "wide='maybe' is not of type bool"),
   ],
 )
-def test_a_wrong_argument_raises(text, message):
+def test_parse_arg_refuses_wrong_arguments(text, message):
   with pytest.raises(ValueError, match=message):
     c.parse_arg(text, seed=0, wide=False)
 
 
-def test_an_unknown_override_names_its_section_and_choices():
+def test_check_overrides_names_section_and_choices():
   config = c.base(model={"d_model": 8})
   c.check_overrides(config, ["x", "--config.model.d_model=3", "--config=a.py"])
   c.check_overrides(config, ["--noconfig.tensorboard"])
@@ -46,7 +46,7 @@ def test_an_unknown_override_names_its_section_and_choices():
     c.check_overrides(config, ["--config.seed.x=3"])
 
 
-def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():
+def test_take_options_takes_mixer_options_absent_from_the_config():
   config = c.base(model={"name": "local", "mixer": {"num_heads": 2}})
   argv = [
     "main",
@@ -70,7 +70,7 @@ def test_options_of_a_mixer_that_the_config_leaves_out_are_taken():
   }
 
 
-def test_every_config_takes_fields_of_fine_tuning():
+def test_take_options_takes_fine_tuning_fields_of_every_config():
   argv = [
     "--config.optimizer.layer_decay=0.8",
     "--config.optimizer.frozen=head",
@@ -83,7 +83,7 @@ def test_every_config_takes_fields_of_fine_tuning():
   assert config.optimizer.frozen == "head"
 
 
-def test_options_may_be_of_a_section_that_the_config_leaves_out():
+def test_set_options_creates_absent_sections():
   config = c.base(model={"name": "transject"})
   c.set_options(config, {"model.block.foo": 1, "model.mixer.bar": True})
   assert config.model.block.foo == 1
@@ -104,13 +104,13 @@ def test_options_may_be_of_a_section_that_the_config_leaves_out():
     ("schedule.learning_rate=fast", "learning_rate='fast' .* give a number"),
   ],
 )
-def test_a_mistyped_field_says_what_was_meant(flag, message):
+def test_check_overrides_suggests_the_field_that_was_meant(flag, message):
   config = c.base(model={"d_model": 8, "name": "lru"})
   with pytest.raises(ValueError, match=message):
     c.check_overrides(config, [f"--config.{flag}"])
 
 
-def test_another_optimiser_drops_the_options_of_the_one_before():
+def test_override_of_optimizer_name_drops_other_options():
   spec = "lra/listops"
   before = c.load(spec).optimizer.to_dict()
   assert {"name", "b2", "weight_decay"} <= before.keys()

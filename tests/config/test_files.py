@@ -4,12 +4,12 @@ from jaxformers import config as c
 from jaxformers.foundations import ranges
 
 
-def test_a_missing_config_file():
+def test_load_names_a_missing_config_file():
   with pytest.raises(ValueError, match=r"no config file 'configs/nil.py'"):
     c.load("configs/nil.py:a=1")
 
 
-def test_a_description_names_fields_values_and_ranges():
+def test_describe_names_fields_values_and_ranges():
   config = c.base(task={"name": "x", "max_len": 3})
   length = ranges.Range(int, ranges.Interval("[0, 2^24]"))
   lines = c.describe(config, {"task.max_len": length}.get).splitlines()
@@ -23,7 +23,7 @@ def test_a_description_names_fields_values_and_ranges():
   ]
 
 
-def test_a_mistyped_config_says_which_was_meant():
+def test_load_suggests_the_config_that_was_meant():
   for name in ("lra/listop", "configs/lra/listop.py", "lra/listopss:size=tiny"):
     with pytest.raises(ValueError, match=r"Did you mean lra/listops\?"):
       c.load(name)
@@ -38,7 +38,7 @@ def test_a_mistyped_config_says_which_was_meant():
     ("def get_config(arg=None):\n  pass", "returns None: return a ml_coll"),
   ],
 )
-def test_a_file_that_is_no_config(tmp_path, text, message):
+def test_load_refuses_files_that_are_no_configs(tmp_path, text, message):
   (tmp_path / "config.py").write_text(text)
   with pytest.raises(ValueError, match=message):
     c.load(str(tmp_path / "config.py"))

@@ -25,7 +25,7 @@ def test_resumable_fields_exist():
     assert path.partition(".")[0] in c.FIELDS
 
 
-def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
+def test_differences_names_keys_and_skips_resumable_fields():
   old = c.plain(c.base(model={"d_model": 8, "mixer": {"num_heads": 2}}))
   new = c.plain(
     c.base(model={"d_model": 16, "mixer": {}}, data_dir="elsewhere")
@@ -37,7 +37,7 @@ def test_differences_name_the_keys_and_pass_over_what_changes_no_number():
   assert c.differences(old, old) == []
 
 
-def test_a_config_has_types_and_defaults():
+def test_run_config_from_dict_has_types_and_defaults():
   config = c.RunConfig.from_dict(FIELDS)
   assert (config.seed, config.batch_size, config.logs) == (0, 32, ())
   assert (config.task.name, config.task.protocol) == ("listops", "lra")
@@ -50,7 +50,7 @@ def test_a_config_has_types_and_defaults():
 
 
 @pytest.mark.parametrize("spec", ["lra/text", "lm/text", "vision/cifar10"])
-def test_a_config_comes_back_from_json(spec):
+def test_run_config_survives_json(spec):
   config = c.RunConfig.from_dict(c.load(spec))
   content = config.as_dict()
   assert c.plain(content) == content
@@ -62,7 +62,7 @@ def test_a_config_comes_back_from_json(spec):
   assert all(value in ({}, []) for k, value in loaded.items() if k not in same)
 
 
-def test_sections_are_of_their_types():
+def test_run_config_replace_checks_section_types():
   config = c.RunConfig.from_dict(FIELDS)
   with pytest.raises(ValueError, match="config.task={} is not of type Task"):
     dataclasses.replace(config, task={})
@@ -70,13 +70,13 @@ def test_sections_are_of_their_types():
   assert c.TaskChoice.from_dict({"name": "x", "protocol": None}).protocol == ""
 
 
-def test_defaults_of_a_model_are_nobodys_choice():
+def test_run_config_without_defaults_omits_unset_model_options():
   fields = c.RunConfig.from_dict(FIELDS).without_defaults()
   assert fields["model"] == MODEL
   assert fields["schedule"] == FIELDS["schedule"]
 
 
-def test_an_empty_section_is_as_none():
+def test_run_config_treats_an_empty_section_as_none():
   old = c.RunConfig.from_dict(FIELDS).as_dict()
   new = {**old, "model": {**old["model"], "embedding": {"init_std": 1.0}}}
   assert c.differences(old, new) == [
@@ -96,6 +96,6 @@ def test_an_empty_section_is_as_none():
     ({"reference": MODEL | {"pool": 1}}, "config.reference.pool=1 is not of"),
   ],
 )
-def test_a_wrong_field_is_named(fields, message):
+def test_run_config_names_a_wrong_field(fields, message):
   with pytest.raises(ValueError, match=message):
     c.RunConfig.from_dict(FIELDS | fields)

@@ -12,7 +12,7 @@ SIZES = (1.18, 2.23, 4.72, 9.33, 18.9, 37.7)
 
 
 @pytest.mark.parametrize("size", long_except((1,), range(1, 7)))
-def test_depths_have_equal_parameters(size):
+def test_depth_configs_have_equal_parameters(size):
   for depth in (1, 2, 3, 4, 5, 6, 12, 24):
     config = c.load(f"configs/depth/figure2.py:depth={depth},size={size}")
     model = config.model
@@ -48,7 +48,7 @@ def _leaves(tree):
       yield name, value
 
 
-def test_training_follows_the_tokens():
+def test_depth_config_trains_for_its_tokens():
   config = c.load("configs/depth/figure2.py:tokens=1e6,length=128,batch=8")
   assert config.total_steps == 977
   assert config.schedule.warmup_steps == 97
@@ -78,6 +78,6 @@ def test_training_follows_the_tokens():
     ("rate=-1", "rate=-1"),
   ],
 )
-def test_what_the_grid_has_not(arg, message):
+def test_depth_config_refuses_arguments_outside_the_grid(arg, message):
   with pytest.raises(ValueError, match=message):
     c.load(f"configs/depth/figure2.py:{arg}")

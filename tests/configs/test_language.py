@@ -30,7 +30,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("spec", sorted(GOLDEN))
-def test_parameters(spec):
+def test_language_configs_have_the_published_parameters(spec):
   config = c.plain(c.load(f"configs/{spec}"))
   sizes = {"max_len": 256, "num_classes": 0} | SIZES[spec.partition(".py")[0]]
   model = models.build(**config["model"], **sizes)
@@ -43,7 +43,7 @@ def test_parameters(spec):
   assert config["task"].keys() == accepted.keys() - {"data_dir"}
 
 
-def test_fine_tuning_is_berts():
+def test_bert_config_has_the_published_fine_tuning():
   """Devlin et al. 2019, appendix A.2, and run_classifier.py of their code."""
   config = c.load("configs/short/bert.py")
   total = config.total_steps
@@ -58,7 +58,7 @@ def test_fine_tuning_is_berts():
   assert (config.optimizer.eps, config.optimizer.weight_decay) == (1e-6, 0.01)
 
 
-def test_simcse_trains_as_its_authors():
+def test_simcse_config_has_the_published_training():
   """Gao et al. 2021, appendix A, for BERT-base without supervision."""
   config = c.load("configs/short/simcse.py")
   assert (config.batch_size, config.total_steps) == (64, 10**6 // 64)
@@ -69,7 +69,7 @@ def test_simcse_trains_as_its_authors():
   assert (squad.task.max_len, squad.task.stride) == (384, 128)
 
 
-def test_language_models_of_the_paper():
+def test_wikitext_config_has_neutreno_settings():
   config = c.load("configs/lm/wikitext103.py:model=neutreno")
   assert config.model.mixer.fidelity == 0.4
   assert not config.model.block.norm_first
@@ -86,7 +86,7 @@ def test_language_models_of_the_paper():
 @pytest.mark.parametrize(
   "spec", ["wikitext103.py", "text.py", "text.py:size=tiny"]
 )
-def test_tokens_of_language_models_are_not_lost_beside_positions(spec):
+def test_language_configs_scale_token_embeddings_against_positions(spec):
   model = c.load(f"configs/lm/{spec}").model
   token = (model.embedding.get("init_std", 0) or 0.02) * model.embedding.scale
   position = {"learned": 0.02, "sinusoid": 0.5**0.5}[model.positions]

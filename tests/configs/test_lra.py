@@ -95,7 +95,7 @@ def check_parameters(task, model, size, count):
   assert models.size(built) == count
 
 
-def test_parameters_of_every_model():
+def test_lra_configs_have_the_expected_parameters():
   cases = [(*case, count) for case, count in GOLDEN.items()]
   assert_all(check_parameters, cases, least=30)
 
@@ -124,7 +124,9 @@ READINGS = {
 
 @pytest.mark.parametrize("protocol", long_except(("lra",), PROTOCOLS))
 @pytest.mark.parametrize("task", sorted(SIZES))
-def test_a_matched_transject_has_no_more_parameters(task, protocol):
+def test_lra_matched_transject_has_no_more_parameters_than_the_reference(
+  task, protocol
+):
   """And at most 15 % less: the next width that suits would have more."""
   config = c.plain(
     c.load(f"configs/lra/{task}.py:size=matched,protocol={protocol}")
@@ -142,7 +144,7 @@ def test_a_matched_transject_has_no_more_parameters(task, protocol):
   "model",
   long_except(("informer", "s5", "transject"), sorted(models.MODELS)),
 )
-def test_every_model_has_a_config_of_every_size(model):
+def test_lra_text_config_builds_every_model_and_size(model):
   sizes = ("paper",)
   traits = find_traits(model)
   if traits.is_transject or traits.recurrence:
@@ -188,13 +190,13 @@ def check_head(task, protocol, model):
   models.size(models.build(**options, **sizes))
 
 
-def test_every_protocol_has_its_head():
+def test_lra_protocols_have_their_pool_and_head():
   both = ("transject", "transformer")
   assert_all(check_head, itertools.product(SIZES, PROTOCOLS, both), least=60)
 
 
 @pytest.mark.parametrize("task", sorted(SIZES))
-def test_every_option_of_a_task_is_one(task):
+def test_lra_configs_set_all_options_of_their_task(task):
   options = c.plain(c.load(f"configs/lra/{task}.py"))["task"]
   accepted = tasks.TASKS[options.pop("name")].__kwdefaults__
   assert options.keys() <= accepted.keys() - {"data_dir"}
@@ -210,7 +212,7 @@ def test_every_option_of_a_task_is_one(task):
     ("protocol=mega", "protocol.*mega.*lra"),
   ],
 )
-def test_a_wrong_argument_raises(arg, message):
+def test_lra_configs_refuse_wrong_arguments(arg, message):
   def check(task):
     with pytest.raises(ValueError, match=message):
       c.load(f"configs/lra/{task}.py:{arg}")
@@ -218,7 +220,7 @@ def test_a_wrong_argument_raises(arg, message):
   assert_all(check, zip(SIZES), least=6)
 
 
-def test_the_paper_size_is_the_papers():
+def test_lra_configs_have_the_sizes_of_the_paper():
   config = c.load("configs/lra/text.py")
   assert (config.model.d_model, config.model.num_layers) == (512, 2)
   assert (config.model.mixer.num_experts, config.model.pool) == (4, "mean")
@@ -238,13 +240,13 @@ def test_the_paper_size_is_the_papers():
     assert config.schedule.warmup_steps == warmup
 
 
-def test_every_docstring_opens_with_a_command_that_names_the_file():
+def test_lra_config_docstrings_name_their_file():
   for task in SIZES:
     with open(f"configs/lra/{task}.py") as file:
       assert f"--config configs/lra/{task}.py" in file.read()
 
 
-def test_paper_is_skyformer_with_the_pooling_of_transject():
+def test_lra_paper_protocol_is_skyformer_but_for_the_protocol():
   for task in SIZES:
     spec = f"configs/lra/{task}.py:model={{}},protocol={{}}".format
     sky, paper = (
@@ -265,7 +267,7 @@ SKYFORMER = {
 
 
 @pytest.mark.parametrize("task", sorted(SKYFORMER))
-def test_sizes_that_follow_from_the_length_are_skyformers(task):
+def test_lra_queries_and_buckets_are_skyformers(task):
   queries, buckets = SKYFORMER[task]
   path = f"configs/lra/{task}.py:protocol=paper,model="
   informer = c.load(f"{path}informer").model.mixer
@@ -285,7 +287,7 @@ LRA_SIZES = {
 
 
 @pytest.mark.parametrize("task", sorted(LRA_SIZES))
-def test_lra_has_its_own_sizes_and_schedule(task):
+def test_lra_protocol_has_the_published_sizes_and_schedule(task):
   spec = f"configs/lra/{task}.py:protocol=lra,model={{}}".format
   sizes = SIZES[task] | READINGS.get((task, "lra"), {})
   config = c.plain(c.load(spec("transformer")))
@@ -308,7 +310,7 @@ def test_lra_has_its_own_sizes_and_schedule(task):
   assert "head_size" in reformer.mixer_defaults
 
 
-def test_sinkhorn_on_image_has_lras_size_and_decay():
+def test_lra_image_sinkhorn_has_the_published_size_and_decay():
   spec = "configs/lra/image.py:model={},protocol=lra".format
   config = c.load(spec("sinkhorn"))
   model = config.model
@@ -320,7 +322,7 @@ def test_sinkhorn_on_image_has_lras_size_and_decay():
 @pytest.mark.parametrize(
   "model", ["local", "sinkhorn", *sorted(lra.LRA_MIXERS)]
 )
-def test_every_model_has_lras_sizes(model):
+def test_lra_pathfinder_has_the_published_size_of_every_model(model):
   """On Pathfinder LRA's efficient Transformers have sizes of their own."""
   spec = f"configs/lra/pathfinder.py:protocol=lra,model={model}"
   sizes = SIZES["pathfinder"] | READINGS["pathfinder", "lra"]

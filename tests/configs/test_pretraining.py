@@ -36,12 +36,12 @@ def check_objective(task, protocol, objective):
   assert config["task"]["objective"] == objective
 
 
-def test_every_task_has_both_objectives():
+def test_pretraining_configs_build_both_objectives():
   cases = itertools.product(SIZES, PROTOCOLS, ("masked", "causal"))
   assert_all(check_objective, cases, least=60)
 
 
-def test_the_encoder_is_that_of_the_classifier():
+def test_pretraining_config_has_the_encoder_of_the_classifier():
   """At every size and under every protocol: so it can be taken over."""
   for arguments in ("size=tiny", "protocol=lra", "size=tiny,model=isometric"):
     spec = f"configs/lra/image.py:{arguments}"
@@ -56,7 +56,7 @@ def test_the_encoder_is_that_of_the_classifier():
 
 
 @pytest.mark.parametrize("task", sorted(pretraining.PUBLISHED))
-def test_the_published_transformer(task):
+def test_published_size_has_the_published_transformer_and_rates(task):
   spec = f"configs/lra/{task}.py:size=published,model=transformer"
   rates = {}
   for objective in ("", "masked", "causal"):
@@ -81,7 +81,7 @@ def test_the_published_transformer(task):
   assert config.reference.d_model == 64
 
 
-def test_what_is_no_objective():
+def test_pretraining_config_refuses_an_unknown_objective():
   with pytest.raises(ValueError, match="choose masked or causal"):
     c.load("configs/lra/text.py:objective=mlm")
   with pytest.raises(ValueError, match="task with size=published 'pathx'"):

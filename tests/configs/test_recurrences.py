@@ -27,7 +27,7 @@ def load(task, **arguments):
   ),
   ids="-".join,
 )
-def test_a_matched_recurrence_has_no_more_parameters(case):
+def test_matched_recurrences_have_no_more_parameters_than_the_reference(case):
   """And at most a tenth less: two more channels would be more."""
   task, protocol = case
   sizes = SIZES[task] | READINGS.get((task, protocol), {})
@@ -54,12 +54,12 @@ def check_published_sizes(task, name):
   assert config["model"]["positions"] == "none"
 
 
-def test_published_sizes_are_a_run():
+def test_published_recurrences_have_their_published_sizes():
   cases = itertools.product(SIZES, recurrences.PUBLISHED)
   assert_all(check_published_sizes, cases, least=24)
 
 
-def test_tiny_sizes():
+def test_tiny_recurrences_have_their_sizes_and_pool():
   listops = load("listops", model="lru", size="tiny")
   assert listops["model"]["pool"] == "max"
   assert listops["model"]["mixer"]["r_min"] == 0.9
@@ -76,7 +76,7 @@ def test_tiny_sizes():
   assert image["model"]["mixer"] == {"state_size": 32, "dropout_rate": 0.0}
 
 
-def test_rows_by_hand():
+def test_published_recurrences_have_the_training_of_their_code():
   listops = load("listops", model="s5", size="published", protocol="s4")
   # S5's run_lra_listops.sh: 40 epochs of 96,000 in batches of 50.
   assert listops["total_steps"] == 76_800
@@ -140,7 +140,7 @@ def test_rows_by_hand():
   assert (text["schedule"]["name"], text["total_steps"]) == ("linear", 25_000)
 
 
-def test_groups_are_those_of_the_code():
+def test_s5_groups_are_those_of_the_code():
   """Names of S5's parameters: rate and decay that its `opt_config` gives."""
   slow = {"factor": 0.25}
   assert recurrences.s5_groups("standard", 4) == {
@@ -162,14 +162,14 @@ def test_groups_are_those_of_the_code():
     recurrences.s5_groups("fast", 4)
 
 
-def test_a_baseline_has_no_published_size():
+def test_published_size_is_refused_for_baselines():
   with pytest.raises(
     ValueError, match="size=published is for.*mega.*linformer"
   ):
     load("text", model="linformer", size="published")
 
 
-def test_groups_train_apart():
+def test_s5_groups_train_with_their_own_rate_and_decay():
   """Kinds of an S5 move by their factor, and decay as their group says."""
   config = load("text", model="s5", size="published", protocol="s4")
   model = models.build(
@@ -218,14 +218,14 @@ def test_groups_train_apart():
     ({"step": {}}, "kind of parameter of this model 'step'.*"),
   ],
 )
-def test_wrong_groups(groups, message):
+def test_optimizer_refuses_wrong_groups(groups, message):
   schedule = {"name": "constant", "learning_rate": 0.1}
   with pytest.raises(ValueError, match=message):
     tx, _ = optimizers.build({"name": "adam", "groups": groups}, schedule, 10)
     tx.init({"w": jax.numpy.zeros(2)})
 
 
-def test_a_group_can_be_set_by_a_flag():
+def test_load_with_sets_a_group_by_a_flag():
   path = "configs/lra/listops.py:model=s5,size=matched"
   flags = ["--config.optimizer.groups.step.factor=0.1"]
   config = c.plain(c.load_with(path, flags))
@@ -233,7 +233,7 @@ def test_a_group_can_be_set_by_a_flag():
 
 
 @pytest.mark.parametrize("name", ["lru", "mamba"])
-def test_no_class_token_is_put_before_a_causal_mixer(name):
+def test_class_token_is_refused_before_a_causal_mixer(name):
   """It would read nothing: the recipe pools otherwise, the build refuses."""
   config = load("listops", model=name, size="matched", protocol="lra")
   assert config["model"]["pool"] == "mean"

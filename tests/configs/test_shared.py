@@ -25,7 +25,7 @@ def test_tiny_fields_override_the_schedule():
 
 
 @pytest.mark.parametrize("path", ["short/imdb", "lra/listops"])
-def test_all_matrices_are_orthogonal_in_the_papers_tables(path):
+def test_paper_protocol_makes_all_matrices_orthogonal(path):
   """With as many parameters as queries, keys and values alone have."""
   sizes = {"vocab_size": 300, "max_len": 64, "num_classes": 2}
   counts = set()

@@ -34,13 +34,13 @@ def check_parameters(task, model, size, count):
   assert models.size(models.build(**config["model"], **sizes)) == count
 
 
-def test_parameters_of_every_model():
+def test_short_configs_have_the_expected_parameters():
   cases = [(*case, count) for case, count in GOLDEN.items()]
   assert_all(check_parameters, cases, least=12)
 
 
 @pytest.mark.parametrize("task", sorted(CLASSES))
-def test_the_paper_size_is_the_papers(task):
+def test_short_configs_have_the_sizes_of_the_paper(task):
   config = c.load(f"configs/short/{task}.py")
   model = config.model
   assert (model.num_layers, model.mixer.num_experts) == (6, 4)
@@ -65,7 +65,7 @@ def test_the_paper_size_is_the_papers(task):
     ("ag_news.py:protocol=test_only", 175),
   ],
 )
-def test_an_evaluation_an_epoch_under_every_protocol(spec, epoch):
+def test_short_configs_evaluate_once_an_epoch(spec, epoch):
   config = c.load(f"configs/short/{spec}")
   assert (config.eval_steps, config.total_steps) == (epoch, 30 * epoch)
 
@@ -78,19 +78,19 @@ def test_an_evaluation_an_epoch_under_every_protocol(spec, epoch):
     ("modle=x", "modle.*model"),
   ],
 )
-def test_a_wrong_argument_raises(arg, message):
+def test_short_configs_refuse_wrong_arguments(arg, message):
   with pytest.raises(ValueError, match=message):
     c.load(f"configs/short/imdb.py:{arg}")
 
 
 @pytest.mark.parametrize("task", sorted(CLASSES))
-def test_every_option_of_a_task_is_one(task):
+def test_short_configs_set_all_options_of_their_task(task):
   options = c.plain(c.load(f"configs/short/{task}.py"))["task"]
   accepted = tasks.TASKS[options.pop("name")].__kwdefaults__
   assert options.keys() == accepted.keys() - {"data_dir"}
 
 
-def test_every_docstring_opens_with_a_command_that_names_the_file():
+def test_short_config_docstrings_name_their_file():
   for task in CLASSES:
     with open(f"configs/short/{task}.py") as file:
       assert f"--config configs/short/{task}.py" in file.read()

@@ -91,11 +91,11 @@ def check_texts(name, run, workdir):
   "name",
   long_except(("lra/listops",), GENERATED),
 )
-def test_without_an_archive(name, tmp_path, one_device):
+def test_configs_of_generated_data_train_some_steps(name, tmp_path, one_device):
   some_steps(name, tmp_path / "data", tmp_path / "run", **GENERATED[name])
 
 
-def test_a_language_model_of_a_folder(tmp_path, one_device):
+def test_language_config_trains_on_a_folder(tmp_path, one_device):
   (tmp_path / "text").mkdir()
   for name, words in (("train", 3_000), ("valid", 300), ("test", 300)):
     text = "\n".join(f"word {k * k % 97} and {k % 13}" for k in range(words))
@@ -112,7 +112,7 @@ def test_a_language_model_of_a_folder(tmp_path, one_device):
 
 
 @pytest.mark.long
-def test_a_segmenter_of_a_folder(tmp_path, one_device):
+def test_segmenter_config_trains_on_a_folder(tmp_path, one_device):
   config = c.load("configs/vision/ade20k.py:model=neutreno")
   archive = scenes.write(tmp_path / "ADEChallengeData2016")
   config.task.update(archive=str(archive), window=32)
@@ -148,7 +148,9 @@ def few(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(SMALL_ARCHIVES))
-def test_from_a_small_archive(name, few, tmp_path, one_device):
+def test_configs_train_some_steps_on_a_small_archive(
+  name, few, tmp_path, one_device
+):
   files, options = SMALL_ARCHIVES[name]
   path = layouts.write_tar(tmp_path / "archive.tar.gz", files)
   workdir = tmp_path / "run"
@@ -160,7 +162,9 @@ def test_from_a_small_archive(name, few, tmp_path, one_device):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(ARCHIVES))
-def test_from_a_real_archive(name, archives, prepared, tmp_path, one_device):
+def test_configs_train_some_steps_on_a_real_archive(
+  name, archives, prepared, tmp_path, one_device
+):
   file, options = ARCHIVES[name]
   options = {"archive": str(archives / file)} | options
   run = some_steps(name, prepared, tmp_path, **options)

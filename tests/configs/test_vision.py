@@ -33,7 +33,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("spec", sorted(GOLDEN))
-def test_parameters(spec):
+def test_vision_configs_have_the_published_parameters(spec):
   config = c.plain(c.load(f"configs/vision/{spec}"))
   sizes = {"vocab_size": 0, "max_len": 256} | SIZES[spec.partition(".py")[0]]
   model = models.build(**config["model"], **sizes)
@@ -47,7 +47,7 @@ def test_parameters(spec):
   assert config["task"].keys() == accepted.keys() - {"data_dir"}
 
 
-def test_training_is_deits():
+def test_imagenet_config_has_the_training_of_deit():
   config = c.load("configs/vision/imagenet.py:protocol=paper")
   epoch = math.ceil(1_281_167 / 1_024)
   assert (config.total_steps, config.eval_steps) == (300 * epoch, epoch)
@@ -61,7 +61,7 @@ def test_training_is_deits():
 
 
 @pytest.mark.parametrize("name", ["transformer", "neutreno"])
-def test_deit_starts_at_a_deviation_of_002(name):
+def test_imagenet_config_starts_with_a_deviation_of_002(name):
   """Initial values are those of timm, except for patches."""
   config = c.plain(c.load(f"configs/vision/imagenet.py:model={name}"))
   config["model"]["num_layers"] = 1
@@ -78,7 +78,7 @@ def test_deit_starts_at_a_deviation_of_002(name):
       assert (leaf == float(path.endswith("scale"))).all()
 
 
-def test_only_deits_of_the_paper_start_the_head_so():
+def test_vision_head_init_std_is_002_but_at_size_tiny():
   for spec in ("cifar10.py", "cifar100.py", "imagenet.py"):
     config = c.load(f"configs/vision/{spec}")
     assert config.model.head_init_std == config.reference.head_init_std == 0.02
@@ -90,7 +90,7 @@ def test_only_deits_of_the_paper_start_the_head_so():
   ("protocol", "held_out"),
   [("jaxformers", segmentation.HELD_OUT), ("paper", 0)],
 )
-def test_segmenter_trains_for_64_epochs(protocol, held_out):
+def test_ade20k_config_trains_for_64_epochs(protocol, held_out):
   config = c.load(f"configs/vision/ade20k.py:protocol={protocol}")
   examples = ade20k.COUNTS["train"] - held_out
   seen = config.total_steps * config.batch_size
@@ -105,7 +105,7 @@ def test_segmenter_trains_for_64_epochs(protocol, held_out):
   "name",
   long_except(("neutreno", "performer", "transject"), sorted(models.MODELS)),
 )
-def test_the_decoder_of_segmenter_drops_attention_weights(name):
+def test_ade20k_config_drops_attention_weights_in_the_decoder(name):
   """Strudel et al. 2021, segm/config.yml: one dropout of 0.1 for all of it."""
   config = c.plain(c.load(f"configs/vision/ade20k.py:model={name}"))
   sizes = dict(vocab_size=0, max_len=0) | SIZES["ade20k"]

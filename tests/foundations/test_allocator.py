@@ -36,5 +36,5 @@ def count_faults(mode):
   not hasattr(ctypes.CDLL(None), "mallopt"),
   reason="The C library has no mallopt.",
 )
-def test_arrays_take_the_memory_of_freed_ones():
+def test_allocator_keep_reuses_freed_memory():
   assert count_faults("keep") < 100 < count_faults("default")

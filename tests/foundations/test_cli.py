@@ -10,7 +10,7 @@ from jaxformers.foundations.errors import UserError
 from tests.assertions import assert_all
 
 
-def test_every_subcommand_has_a_main_with_help(capsys):
+def test_every_subcommand_has_help(capsys):
   def check(name):
     # Training reads the flags of the process.
     argv = ["jaxformers", name, "--help"]
@@ -26,7 +26,7 @@ def test_every_subcommand_has_a_main_with_help(capsys):
   assert_all(check, zip(console.COMMANDS), least=20)
 
 
-def test_a_command_takes_its_arguments_by_keyword():
+def test_command_passes_arguments_by_keyword():
   seen = []
 
   @cli.command(cli.argument("name"), cli.argument("--count", type=int))
@@ -40,7 +40,7 @@ def test_a_command_takes_its_arguments_by_keyword():
 @pytest.mark.parametrize(
   "error", [UserError("choose another"), OSError("no such file")]
 )
-def test_a_mistake_ends_in_one_line(error):
+def test_command_prints_user_and_os_errors_on_one_line(error):
   @cli.command()
   def main() -> None:
     raise error
@@ -50,7 +50,7 @@ def test_a_mistake_ends_in_one_line(error):
   assert stopped.value.code == f"error: {error}"
 
 
-def test_an_internal_error_keeps_its_traceback():
+def test_command_raises_internal_errors():
   @cli.command()
   def main() -> None:
     raise ValueError("a mistake of ours")
@@ -59,7 +59,7 @@ def test_an_internal_error_keeps_its_traceback():
     main([])
 
 
-def test_help_names_a_default_that_is_not_empty(capsys):
+def test_command_help_names_nonempty_defaults(capsys):
   @cli.command(
     cli.argument("--steps", type=int, default=7, help="steps of Adam"),
     cli.argument("--out", default="", help="path"),
@@ -74,7 +74,7 @@ def test_help_names_a_default_that_is_not_empty(capsys):
   assert shown.count("default") == 1
 
 
-def test_a_list_of_numbers_is_read_or_refused():
+def test_numbers_parses_a_list_or_refuses_it():
   assert cli.numbers("sizes", "") == []
   assert cli.numbers("sizes", "1,2") == [1, 2]
   assert cli.numbers("scales", "0.5,1", float) == [0.5, 1.0]
@@ -83,7 +83,7 @@ def test_a_list_of_numbers_is_read_or_refused():
   assert cli.names("a,b,") == ["a", "b"]
 
 
-def test_fields_of_a_config_are_told_from_other_flags():
+def test_split_overrides_separates_config_fields_from_flags():
   words = "--a --config.seed 1 -config.x=2 --noconfig.y --config=z"
   fields = ["--config.seed=1", "-config.x=2", "--noconfig.y"]
   split = cli.split_overrides(words.split(" "))

@@ -31,7 +31,7 @@ def order(monkeypatch):
   return calls
 
 
-def test_a_file_is_synced_before_it_has_its_name(tmp_path, order):
+def test_write_json_syncs_before_renaming(tmp_path, order):
   durable.write_json(tmp_path / "a.json", {"x": 1})
   assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
   staged = ".a.json.staged"
@@ -43,7 +43,7 @@ def test_a_file_is_synced_before_it_has_its_name(tmp_path, order):
   assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_folder_is_synced_before_it_has_its_name(tmp_path, order):
+def test_rename_syncs_a_folder_before_renaming(tmp_path, order):
   inner = tmp_path / "staged" / "train"
   inner.mkdir(parents=True)
   (inner / "tokens.npy").write_bytes(b"1")
@@ -58,7 +58,7 @@ def test_a_folder_is_synced_before_it_has_its_name(tmp_path, order):
   ]
 
 
-def test_what_cannot_be_written_leaves_the_old(tmp_path, monkeypatch):
+def test_write_json_keeps_the_old_file_on_error(tmp_path, monkeypatch):
   path = tmp_path / "a.json"
   durable.write_json(path, {"x": 1})
   with pytest.raises(ValueError, match="not JSON compliant"):
@@ -82,7 +82,7 @@ def test_what_cannot_be_written_leaves_the_old(tmp_path, monkeypatch):
     (errno.EFBIG, "-f"),
   ],
 )
-def test_a_full_disk_is_told_however_it_is_reported(number, reason):
+def test_full_disk_reason_reads_every_form_of_error(number, reason):
   plain = OSError(number, os.strerror(number))
   quoted = RuntimeError(f"write failed: {os.strerror(number)}")
   assert reason in durable.full_disk_reason(plain)

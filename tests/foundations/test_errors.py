@@ -9,18 +9,18 @@ from jaxformers.foundations import errors
 from jaxformers.foundations.errors import DivergedError, UserError
 
 
-def test_a_mistake_of_the_user_is_a_value_error_for_callers():
+def test_user_error_is_a_value_error():
   with pytest.raises(ValueError, match="choose"):
     raise UserError("choose another")
 
 
-def test_a_divergence_is_told_to_the_user_and_is_a_floating_point_error():
+def test_diverged_error_is_a_user_error_and_a_floating_point_error():
   assert issubclass(DivergedError, UserError)
   assert issubclass(DivergedError, FloatingPointError)
 
 
 @pytest.mark.parametrize("part", ["data", "tasks"])
-def test_errors_of_data_are_for_the_user(part):
+def test_data_modules_raise_user_errors_not_value_errors(part):
   """A plain ValueError would end a command with a traceback."""
   package = Path(errors.__file__).parents[1]
   for path in (package / part).rglob("*.py"):

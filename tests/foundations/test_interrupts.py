@@ -7,7 +7,7 @@ import pytest
 from jaxformers.foundations import interrupts
 
 
-def test_one_line_and_the_status_of_ctrl_c(monkeypatch, capsys):
+def test_leave_prints_one_line_and_exits_with_130(monkeypatch, capsys):
   def leave(status):
     raise SystemExit(status)
 
@@ -20,7 +20,7 @@ def test_one_line_and_the_status_of_ctrl_c(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", ["--help", "models"])
-def test_a_reader_that_goes_away_is_no_error(command):
+def test_command_ends_quietly_at_a_broken_pipe(command):
   done = subprocess.run(
     [
       "bash",
@@ -67,7 +67,7 @@ def test_ctrl_c_in_a_command_is_one_line(arguments, seconds):
     assert "Traceback" not in done.stderr
 
 
-def test_letters_that_the_locale_cannot_show_are_printed_as_codes():
+def test_output_escapes_letters_outside_the_locale():
   code = (
     "from jaxformers import interrupts\n"
     "with interrupts.closed_pipe():\n  print('\\xb1 \\udcff')"

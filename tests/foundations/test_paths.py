@@ -8,13 +8,13 @@ import pytest
 from jaxformers.foundations import paths
 
 
-def test_home(monkeypatch):
+def test_expand_replaces_the_home_directory(monkeypatch):
   monkeypatch.setenv("HOME", "/home/of")
   assert paths.expand("~/a") == Path("/home/of/a")
   assert paths.expand(Path("b/~")) == Path("b/~")
 
 
-def test_no_home(monkeypatch):
+def test_expand_without_home_is_refused(monkeypatch):
   def unknown(_):
     raise KeyError
 

@@ -170,7 +170,7 @@ def test_every_option_has_a_range_that_its_default_is_in():
   assert_all(check_option, fields(), least=500)
 
 
-def test_annotations_that_cannot_be_read_are_no_ranges():
+def test_ranges_of_skips_annotations_it_cannot_read():
   """Neither those of names that are not there, nor of several kinds."""
 
   class Callable:
@@ -213,7 +213,7 @@ def test_annotations_that_cannot_be_read_are_no_ranges():
     ("schedule.warmup_steps", "x"),
   ],
 )
-def test_every_section_is_checked_before_data_are_prepared(path, value):
+def test_check_fields_names_the_option_of_every_section(path, value):
   config = configs.plain(configs.load("vision/cifar10:size=tiny"))
   changed = with_option(path, value, base=config)
   with pytest.raises(ValueError, match=f"config.{path}="):
@@ -221,7 +221,7 @@ def test_every_section_is_checked_before_data_are_prepared(path, value):
   assert path == "schedule.name" or run.find_range(changed, path)
 
 
-def test_options_of_ones_own_examples_are_checked(tmp_path):
+def test_check_fields_checks_options_of_examples_in_memory(tmp_path):
   config = configs.load("lra/listops:size=tiny,objective=masked")
   config.task = {"name": "arrays", "objective": "masked", "mask_rate": 2.0}
   with pytest.raises(ValueError, match="config.task.mask_rate=2.0"):
@@ -230,7 +230,7 @@ def test_options_of_ones_own_examples_are_checked(tmp_path):
     tasks.language.from_texts(["a b c"] * 20, stride=-1)
 
 
-def test_options_of_all_sections_are_checked():
+def test_check_fields_checks_model_reference_and_task_options():
   config = configs.load("configs/lra/listops.py:size=tiny,model=local")
   for path in (
     "model.mixer.num_heads",
@@ -243,7 +243,7 @@ def test_options_of_all_sections_are_checked():
       run.check_fields(configs.RunConfig.from_dict(changed))
 
 
-def test_integers_of_numpy_are_integers():
+def test_ranges_check_accepts_numpy_scalars():
   import numpy as np
 
   ranges.check(models.ModelConfig, {"d_model": np.int64(8)})
@@ -352,7 +352,7 @@ def options_of(name, changes, **kind):
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_no_model_is_built_of_a_value_out_of_range(name):
+def test_build_refuses_every_value_out_of_range(name):
   """One option at a time: those of all models, and those of one model."""
   count = 0
   for path in distinct_fields(name):
@@ -365,7 +365,7 @@ def test_no_model_is_built_of_a_value_out_of_range(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_a_value_in_range_is_built_or_refused(name):
+def test_build_handles_every_value_in_range(name):
   """One option at a time; a raw error of JAX, Flax or Python fails the test."""
   for path in distinct_fields(name):
     for value in split_pool(name, path)[0]:
@@ -398,14 +398,14 @@ def trace_some(case):
 
 @settings(max_examples=20, derandomize=True, database=None)
 @given(model_cases(["transformer", "transject", "longformer"]))
-def test_options_together_are_built_or_refused(case):
+def test_build_handles_combinations_of_options(case):
   trace_some(case)
 
 
 @pytest.mark.long
 @settings(max_examples=300, derandomize=True, database=None)
 @given(model_cases(models.MODELS))
-def test_options_of_all_models_together_are_built_or_refused(case):
+def test_build_handles_combinations_of_options_of_all_models(case):
   trace_some(case)
 
 
@@ -474,7 +474,7 @@ def check_values_out_of_range(path, changes):
     assert main._explain(error.value)[1].startswith("error: ")
 
 
-def test_no_run_begins_with_a_value_out_of_range():
+def test_check_fields_refuses_every_value_out_of_range():
   assert_all(check_values_out_of_range, chosen_options(), least=100)
 
 
@@ -524,14 +524,14 @@ def run_changes(draw):
 
 @settings(max_examples=40, derandomize=True, database=None)
 @given(run_changes())
-def test_a_run_begins_with_rates_and_steps_that_are_finite(changes):
+def test_optimizer_and_schedule_in_range_give_finite_steps(changes):
   check_run(changes)
 
 
 @pytest.mark.long
 @settings(max_examples=500, derandomize=True, database=None)
 @given(run_changes())
-def test_any_run_begins_with_rates_and_steps_that_are_finite(changes):
+def test_all_optimizers_and_schedules_in_range_give_finite_steps(changes):
   check_run(changes)
 
 

@@ -3,7 +3,7 @@ import pytest
 from jaxformers.foundations import registry
 
 
-def test_an_unknown_name_lists_the_choices_and_the_nearest():
+def test_registry_unknown_name_lists_choices_and_the_nearest():
   names = registry.Registry("mixer")
   names.register("softmax")(1)
   names.register("linear")(2)
@@ -17,20 +17,20 @@ def test_an_unknown_name_lists_the_choices_and_the_nearest():
   assert "softmx" not in names
 
 
-def test_a_registry_of_users_says_how_their_names_are_found():
+def test_open_registry_error_names_config_imports():
   names = registry.Registry("mixer", is_open=True)
   with pytest.raises(ValueError, match="'mine'.*its module in config.imports"):
     names["mine"]
 
 
-def test_a_name_is_taken_once():
+def test_registry_refuses_a_name_twice():
   names = registry.Registry("mixer")
   names.register("softmax")(1)
   with pytest.raises(ValueError, match="already registered"):
     names.register("softmax")(2)
 
 
-def test_call_refuses_an_option_that_the_function_has_not():
+def test_call_refuses_an_unknown_option():
   def make(*, width, depth=2):
     return width, depth
 
@@ -41,7 +41,7 @@ def test_call_refuses_an_option_that_the_function_has_not():
     registry.call("net", make, {})
 
 
-def test_choose():
+def test_choose_returns_a_choice_or_lists_them():
   assert registry.choose("pool", "max", ("max", "mean")) == "max"
   with pytest.raises(ValueError, match="Unknown pool 'min'.*max, mean"):
     registry.choose("pool", "min", ("max", "mean"))

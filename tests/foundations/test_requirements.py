@@ -37,7 +37,7 @@ def without(monkeypatch):
 
 
 @pytest.mark.parametrize("extra", requirements.EXTRAS)
-def test_an_extra_is_one_of_setup_and_names_its_libraries(extra, without):
+def test_require_names_an_extra_of_setup_cfg(extra, without):
   setup = ConfigParser()
   setup.read(ROOT / "setup.cfg")
   listed = setup["options.extras_require"][extra]
@@ -48,7 +48,7 @@ def test_an_extra_is_one_of_setup_and_names_its_libraries(extra, without):
     requirements.require(extra, "It")
 
 
-def test_the_message_names_what_is_missing_only(without):
+def test_require_names_only_missing_libraries(without):
   without("sklearn")
   with pytest.raises(UserError) as raised:
     requirements.require("plots", "The page of a report")
@@ -69,7 +69,7 @@ def test_the_message_names_what_is_missing_only(without):
     (advise_command.main, ["--params=1e6", "--out=drawn"]),
   ],
 )
-def test_a_command_ends_before_it_works(
+def test_commands_check_libraries_before_any_work(
   command, argv, without, tmp_path, monkeypatch
 ):
   """Before it notices that there is no run, and leaves no folder."""
@@ -80,7 +80,7 @@ def test_a_command_ends_before_it_works(
   assert not [*tmp_path.iterdir()]
 
 
-def test_functions_say_it_as_well(without, tmp_path):
+def test_plotting_functions_name_missing_libraries(without, tmp_path):
   without("matplotlib", "sklearn")
   figure = Figure("name", "title", "caption", ("x",), [(1,)], lambda *_: None)
   for call in (
@@ -109,7 +109,9 @@ finally:
 
 
 @pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
-def test_a_log_is_refused_before_jax_is_imported(extra, tmp_path):
+def test_main_refuses_a_log_without_its_library_before_importing_jax(
+  extra, tmp_path
+):
   flags = ["--config=lra/listops:size=tiny", "--workdir=nowhere"]
   done = subprocess.run(
     [sys.executable, "-c", WITHOUT, *flags, f"--config.{extra}=true"],
@@ -134,7 +136,7 @@ def test_a_log_is_refused_before_jax_is_imported(extra, tmp_path):
   ],
   ids=["main", "command", "python"],
 )
-def test_a_platform_without_a_device_is_named(argv, tmp_path):
+def test_commands_name_a_jax_platform_without_device(argv, tmp_path):
   done = subprocess.run(
     [sys.executable, *argv],
     env=os.environ | {"JAX_PLATFORMS": "cuda", "PYTHONPATH": str(ROOT)},
@@ -151,7 +153,7 @@ def test_a_platform_without_a_device_is_named(argv, tmp_path):
   assert not [*tmp_path.glob("run/*")]
 
 
-def test_an_error_of_jax_that_is_no_missing_device_is_raised(monkeypatch):
+def test_require_device_passes_other_jax_errors(monkeypatch):
   requirements.require_device()
 
   def fail():

@@ -4,7 +4,7 @@ from jaxformers.foundations import tables
 from jaxformers.foundations.tables import markdown_table
 
 
-def test_cells_stand_under_their_titles():
+def test_markdown_table_aligns_titles_and_cells():
   text = markdown_table(["name", "count"], [("a", 1), ("b", 22)], right=[1])
   assert text.splitlines() == [
     "| name | count |",
@@ -14,11 +14,11 @@ def test_cells_stand_under_their_titles():
   ]
 
 
-def test_a_table_without_rows_is_its_header():
+def test_markdown_table_without_rows_is_a_header():
   assert markdown_table(["a"], []) == "| a |\n| --- |"
 
 
-def test_text_in_a_cell_stays_in_it():
+def test_markdown_table_escapes_cells():
   cells = [
     "<script>alert(1)</script>",
     "a | b",

@@ -45,7 +45,7 @@ def write_payload(path):
   return path.parent / "ran"
 
 
-def test_a_folder_runs_no_code_unless_it_is_trusted(stranger):
+def test_load_runs_code_of_a_folder_only_with_trust(stranger):
   folder, module = stranger
   ran = write_payload(module)
   before = list(sys.path)
@@ -60,7 +60,7 @@ def test_a_folder_runs_no_code_unless_it_is_trusted(stranger):
 
 
 @pytest.mark.parametrize("package", [False, True])
-def test_a_module_of_the_folder_itself_is_never_imported(
+def test_load_never_imports_a_module_inside_the_folder(
   stranger, package, monkeypatch
 ):
   folder, _ = stranger
@@ -75,7 +75,7 @@ def test_a_module_of_the_folder_itself_is_never_imported(
   assert not ran.exists()
 
 
-def test_a_submodule_of_the_folder_is_found_without_importing_its_package(
+def test_import_named_by_refuses_a_submodule_without_importing_its_package(
   stranger, monkeypatch
 ):
   folder, _ = stranger
@@ -120,7 +120,9 @@ def test_commands_refuse_the_code_of_a_run(
   assert not ran.exists()
 
 
-def test_training_refuses_the_code_of_its_weights(stranger, smoke, tmp_path):
+def test_train_refuses_untrusted_code_of_pretrained_weights(
+  stranger, smoke, tmp_path
+):
   folder, module = stranger
   ran = write_payload(module)
   config = smoke(pretrained=str(folder), **{"model.d_model": 48})
@@ -132,7 +134,7 @@ def test_training_refuses_the_code_of_its_weights(stranger, smoke, tmp_path):
 @pytest.mark.parametrize(
   "listed", [5, ["os"], None, "..x", "a b", "/tmp/x", "x/y", "a,,b", "x.py!"]
 )
-def test_names_of_modules_are_names(listed, tmp_path):
+def test_import_modules_refuses_malformed_names(listed, tmp_path):
   for call in (
     lambda: user_code.import_modules(listed),
     lambda: user_code.import_named_by(tmp_path, listed),
@@ -141,14 +143,14 @@ def test_names_of_modules_are_names(listed, tmp_path):
       call()
 
 
-def test_the_zoo_names_no_modules():
+def test_zoo_models_name_no_user_modules():
   for name in zoo.RECIPES:
     assert not json.loads((zoo.find(name) / "model.json").read_text())[
       "imports"
     ]
 
 
-def test_another_process_needs_trust_too(stranger):
+def test_load_in_another_process_needs_trust_too(stranger):
   folder, module = stranger
   ran = write_payload(module)
   code = f"import jaxformers as jf; jf.load({str(folder)!r})"
@@ -160,7 +162,7 @@ def test_another_process_needs_trust_too(stranger):
   assert not ran.exists()
 
 
-def test_what_a_trusted_module_imports_is_not_of_the_folder(
+def test_trusted_module_imports_nothing_from_the_folder(
   stranger, tmp_path, monkeypatch
 ):
   folder, module = stranger
@@ -175,7 +177,9 @@ def test_what_a_trusted_module_imports_is_not_of_the_folder(
   assert not (ran.exists() or (folder / "ran").exists())
 
 
-def test_a_module_below_packages_without_init(tmp_path, monkeypatch):
+def test_import_named_by_finds_modules_of_namespace_packages(
+  tmp_path, monkeypatch
+):
   (tmp_path / "pk_of_a_user" / "sub").mkdir(parents=True)
   (tmp_path / "pk_of_a_user" / "sub" / "mod.py").write_text("x = 1")
   monkeypatch.chdir(tmp_path)

@@ -51,7 +51,9 @@ def test_commands_refuse_the_config_of_another_program(
 
 @pytest.mark.parametrize("content", ['{"accuracy": 0.5}', "[1]", "{"])
 @pytest.mark.parametrize("command", [results, published, depth])
-def test_results_of_another_program_are_refused(command, content, tmp_path):
+def test_table_commands_refuse_results_of_another_program(
+  command, content, tmp_path
+):
   (tmp_path / "results.json").write_text(content)
   with pytest.raises(
     SystemExit, match=r"not a run of this package, or .* results\.json"
@@ -59,7 +61,7 @@ def test_results_of_another_program_are_refused(command, content, tmp_path):
     command.main([str(tmp_path)])
 
 
-def test_a_record_comes_back(tmp_path):
+def test_read_metrics_returns_the_written_records(tmp_path):
   records = [
     (1, {"train/loss": 0.1, "ü": 1e-30}),
     (2, {"train/loss": math.inf}),
@@ -73,7 +75,7 @@ def test_a_record_comes_back(tmp_path):
   )
 
 
-def test_no_bit_of_a_line_can_change(tmp_path):
+def test_read_metrics_detects_every_flipped_bit(tmp_path):
   """Or its record is the same, or it is told."""
   path = tmp_path / "metrics.jsonl"
   line = workdirs.metrics_line(7, {"train/loss": 0.25}).encode()
@@ -91,7 +93,7 @@ def test_no_bit_of_a_line_can_change(tmp_path):
         assert damaged
 
 
-def test_no_bit_of_a_file_can_change(tmp_path):
+def test_read_config_detects_every_flipped_bit(tmp_path):
   """The field that holds the digest may be lost, but nothing else."""
   path = tmp_path / "config.json"
   content = {"seed": 3, "task": {"name": "a"}, "model": {"name": "b"}, "x": 0.5}
@@ -114,7 +116,7 @@ def test_no_bit_of_a_file_can_change(tmp_path):
         assert {key: restored.get(key) for key in content} == content
 
 
-def test_one_bad_run_ends_no_table(tmp_path, capsys):
+def test_results_command_leaves_out_and_names_bad_runs(tmp_path, capsys):
   """The bad run is left out and named; the others are in the table."""
   for seed in (0, 1, 2):
     folder = tmp_path / str(seed)
@@ -141,7 +143,7 @@ def result(task, seed):
   return made.make(config, task=task, task_description={})
 
 
-def test_scores_of_commands_are_kept_beside_the_results(tmp_path):
+def test_add_score_replaces_a_score_of_the_same_settings(tmp_path):
   made = {"command": "perplexity", "step": 3, "examples": 9}
   first = {**made, "how": {"stride": 1}, "scores": {"perplexity": 2.0}}
   again = {**first, "scores": {"perplexity": 3.0}}

@@ -128,14 +128,14 @@ def alone(data, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_two_processes_that_share_sequences_and_one(alone, data, tmp_path):
+def test_two_processes_sharing_sequences_train_as_one(alone, data, tmp_path):
   done = launch(2, 1, *command(tmp_path, data, "--config.mesh=sequence:2"))
   assert done.stdout.count("test accuracy") == 1  # One of them speaks.
   assert results(tmp_path)["hardware"]["devices"] == 2
   assert worst(alone, tmp_path) < 1e-5
 
 
-def test_two_processes_map_their_own_devices(alone, data, tmp_path):
+def test_two_processes_under_pmap_sum_over_all_devices(alone, data, tmp_path):
   """By pmap, each of two processes maps two devices, and sums over all four."""
   mode = "--config.parallel=pmap"
   launch(2, 2, *command(tmp_path / "a", data, mode))
@@ -149,9 +149,7 @@ def test_two_processes_map_their_own_devices(alone, data, tmp_path):
 
 
 @pytest.mark.long
-def test_when_one_is_killed_the_other_ends_with_a_message(
-  alone, data, tmp_path
-):
+def test_killed_process_ends_the_other_with_a_message(alone, data, tmp_path):
   """The other process ends within moments, even during a save."""
   script = str(ROOT / "launch" / "local.sh")
   with subprocess.Popen(
@@ -197,7 +195,7 @@ def children(pid):
     (4, 2, "sequence:8"),
   ],
 )
-def test_curves_do_not_depend_on_processes_and_devices(
+def test_training_curves_do_not_depend_on_processes_and_devices(
   alone, data, tmp_path, count, devices, mesh
 ):
   launch(count, devices, *command(tmp_path, data, f"--config.mesh={mesh}"))
@@ -210,7 +208,7 @@ def test_curves_do_not_depend_on_processes_and_devices(
 @pytest.mark.parametrize(
   ("count", "devices"), [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1)]
 )
-def test_a_run_of_eight_devices_goes_on_with_fewer(
+def test_run_of_eight_devices_resumes_on_fewer(
   alone, data, tmp_path, count, devices
 ):
   stop = command(tmp_path, data)
@@ -265,7 +263,7 @@ def begun(text):
 
 
 @pytest.mark.long
-def test_a_run_through_every_failure_ends_as_an_undisturbed_one(data, tmp_path):
+def test_run_with_random_failures_ends_as_an_undisturbed_one(data, tmp_path):
   """Processes are killed, asked to end, and suspended, at random."""
   steps = {"total_steps": 40 * EVENTS, "log_steps": 5, "checkpoint_steps": 7}
   steps |= {"eval_steps": 60}
@@ -369,7 +367,9 @@ def hosts(tmp_path):
 
 
 @pytest.mark.long
-def test_hosts_with_addresses_of_their_own(alone, data, tmp_path, hosts):
+def test_processes_on_separate_addresses_train_together(
+  alone, data, tmp_path, hosts
+):
   start, _ = hosts
   processes = start(command(tmp_path, data))
   ends = [process.communicate(timeout=300)[1] for process in processes]
@@ -378,7 +378,7 @@ def test_hosts_with_addresses_of_their_own(alone, data, tmp_path, hosts):
 
 
 @pytest.mark.long
-def test_a_cut_network_ends_in_a_clear_message(data, tmp_path, hosts):
+def test_cut_network_ends_with_a_message(data, tmp_path, hosts):
   start, cut = hosts
   processes = start(command(tmp_path, data, total_steps=100_000))
   while "step 5/" not in processes[0].stderr.readline():
@@ -397,7 +397,7 @@ def test_a_cut_network_ends_in_a_clear_message(data, tmp_path, hosts):
   ("field", "values"),
   [("eval_steps", (6, 4)), ("schedule.learning_rate", (0.5, 0.005))],
 )
-def test_processes_with_different_configs_do_not_begin(
+def test_processes_with_different_configs_stop_and_name_the_field(
   data, tmp_path, field, values
 ):
   """All of them end before the first step, and name the field."""

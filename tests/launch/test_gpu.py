@@ -44,7 +44,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_part_runs_its_command(run, tmp_path, part):
+def test_gpu_script_runs_the_command_of_each_part(run, tmp_path, part):
   out = tmp_path / "out"
   (tmp_path / "archives").mkdir()
   done = run(part, str(out), str(tmp_path / "archives"))
@@ -56,7 +56,9 @@ def test_each_part_runs_its_command(run, tmp_path, part):
     assert f"{tmp_path}/archives" in done.stdout
 
 
-def test_a_part_ends_at_its_limit_and_keeps_its_curves(run, tmp_path):
+def test_gpu_script_stops_a_part_at_its_limit_and_keeps_its_curves(
+  run, tmp_path
+):
   body = (
     'mkdir -p "$WORK/table_1/b"; echo 1 > "$WORK/table_1/b/metrics.jsonl"\n'
     "trap 'echo saved; exit 75' TERM; sleep 30 & wait"
@@ -71,7 +73,7 @@ def test_a_part_ends_at_its_limit_and_keeps_its_curves(run, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [(), ("speed",), ("nothing", "out")])
-def test_wrong_arguments_print_the_usage(run, arguments, tmp_path):
+def test_gpu_script_prints_usage_for_wrong_arguments(run, arguments, tmp_path):
   arguments = [str(tmp_path / a) if a == "out" else a for a in arguments]
   done = run(*arguments)
   assert done.returncode == 2
@@ -79,5 +81,5 @@ def test_wrong_arguments_print_the_usage(run, arguments, tmp_path):
   assert not (tmp_path / "out").exists()
 
 
-def test_a_limit_that_is_no_number_is_refused(run, tmp_path):
+def test_gpu_script_refuses_a_limit_that_is_no_number(run, tmp_path):
   assert run("speed", str(tmp_path / "out"), LIMIT="1+1").returncode == 2

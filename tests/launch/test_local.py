@@ -24,7 +24,7 @@ def run(*arguments, code="", **options):
   )
 
 
-def test_every_process_knows_its_place(tmp_path):
+def test_local_script_sets_the_environment_of_every_process(tmp_path):
   code = (
     "import os; rank = os.environ['JAX_PROCESS_ID']; "
     f"open('{tmp_path}/' + rank, 'w').write(' '.join(os.environ[k] for k in "
@@ -38,7 +38,7 @@ def test_every_process_knows_its_place(tmp_path):
   assert environments["0"][-1] == "--xla_force_host_platform_device_count=2"
 
 
-def test_a_dry_run_prints_and_runs_nothing(tmp_path):
+def test_local_script_dry_run_prints_and_runs_nothing(tmp_path):
   code = f"open('{tmp_path}/ran', 'w')"
   ran = run("2", "--dry_run", code=code)
   assert ran.returncode == 0
@@ -50,7 +50,7 @@ def test_a_dry_run_prints_and_runs_nothing(tmp_path):
   assert not (tmp_path / "ran").exists()
 
 
-def test_when_one_dies_the_others_are_ended_and_all_start_again(tmp_path):
+def test_local_script_restarts_all_processes_when_one_dies(tmp_path):
   """The second start finds what the first left, and ends well."""
   code = (
     "import os, pathlib, signal, sys, time; "
@@ -67,20 +67,20 @@ def test_when_one_dies_the_others_are_ended_and_all_start_again(tmp_path):
   assert time.monotonic() - began < 30
 
 
-def test_it_gives_up_and_says_so():
+def test_local_script_stops_after_its_restarts():
   ran = run("2", "--restarts", "1", code="import sys; sys.exit(7)")
   assert ran.returncode == 7
   assert "ended 2 times, at last with 7" in ran.stderr
 
 
-def test_a_wrong_command_is_not_tried_again():
+def test_local_script_does_not_restart_a_wrong_command():
   ran = run("2", code="import sys; sys.exit(2)")
   assert ran.returncode == 2
   assert ran.stderr == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["0"], ["two"], ["2"], ["2", "--x"]])
-def test_how_it_is_used(arguments):
+def test_local_script_prints_usage_for_wrong_arguments(arguments):
   ran = run(*arguments)
   assert ran.returncode == 2
   assert "usage: launch/local.sh N" in ran.stderr
@@ -88,7 +88,9 @@ def test_how_it_is_used(arguments):
 
 @pytest.mark.parametrize("option", ["--devices", "--restarts", "--grace"])
 @pytest.mark.parametrize("value", ["abc", "", "-1", "1.5", "010", "9" * 20])
-def test_numbers_are_checked_before_anything_starts(tmp_path, option, value):
+def test_local_script_refuses_options_that_are_no_numbers(
+  tmp_path, option, value
+):
   ran = run("2", option, value, code=f"open('{tmp_path}/ran', 'w')")
   assert ran.returncode == 2
   assert f"{option} '{value}': give a whole number from" in ran.stderr
@@ -97,7 +99,7 @@ def test_numbers_are_checked_before_anything_starts(tmp_path, option, value):
 
 
 @pytest.mark.parametrize("option", ["--devices", "--restarts", "--grace"])
-def test_numbers_are_not_run_as_commands(tmp_path, option):
+def test_local_script_does_not_evaluate_numbers(tmp_path, option):
   value = f"a[$(touch {tmp_path}/injected)]"
   assert run("2", option, value, code="raise SystemExit(1)").returncode == 2
   assert not (tmp_path / "injected").exists()
@@ -164,7 +166,7 @@ def ranks(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux")
 @pytest.mark.parametrize("kind", ["ends", "stays"])
-def test_none_is_left_when_the_script_is_killed(tmp_path, ranks, kind):
+def test_local_script_killed_leaves_no_process(tmp_path, ranks, kind):
   """All are told, and killed if that does not end them in time."""
   script = tmp_path / "local.sh"
   script.write_text(SCRIPT.read_text().replace("HOLD=120", "HOLD=1"))
@@ -182,7 +184,9 @@ def test_none_is_left_when_the_script_is_killed(tmp_path, ranks, kind):
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_terminal_that_closes_lets_them_save(tmp_path, ranks, number):
+def test_local_script_lets_processes_save_at_hangup_and_ctrl_c(
+  tmp_path, ranks, number
+):
   process, pids = ranks(SCRIPT, "ends")
   for pid in pids:
     if number == signal.SIGHUP:  # It goes to all.
@@ -193,7 +197,7 @@ def test_a_terminal_that_closes_lets_them_save(tmp_path, ranks, number):
   assert not any(map(lives, pids))
 
 
-def test_a_signal_goes_to_a_process_and_ends_all(tmp_path):
+def test_local_script_passes_sigterm_to_the_first_process(tmp_path):
   """JAX passes a signal on: only the first process gets it from the script."""
   code = (
     "import os, pathlib, signal, sys, time\n"

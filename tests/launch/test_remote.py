@@ -88,7 +88,7 @@ def pod(unpacked):
   return str(unpacked / "launch" / "tpu_pod.sh")
 
 
-def test_a_pod_from_creation_to_deletion(run, pod):
+def test_tpu_pod_script_creates_runs_and_deletes_a_pod(run, pod):
   head = ["gcloud", "compute", "tpus", "tpu-vm"]
   _, (created,) = run(pod, "create", *POD, "--type", "v4-32", "--spot")
   assert created[:6] == [*head, "create", "pod"]
@@ -136,7 +136,7 @@ def installed_files(run, script, tmp_path):
 
 
 @pytest.mark.parametrize("is_inside_a_repository", [False, True])
-def test_an_unpacked_archive_is_installed_without_git(
+def test_tpu_pod_script_installs_an_unpacked_archive(
   run, pod, unpacked, tmp_path, is_inside_a_repository
 ):
   cache = unpacked / "jaxformers" / "data" / "__pycache__"
@@ -153,7 +153,7 @@ def test_an_unpacked_archive_is_installed_without_git(
   assert not [name for name in names if "__pycache__" in name]
 
 
-def test_of_a_checkout_what_is_committed_is_installed(
+def test_tpu_pod_script_installs_committed_files_of_a_checkout(
   run, pod, unpacked, tmp_path
 ):
   git("init", "-q", unpacked)
@@ -173,7 +173,7 @@ def test_of_a_checkout_what_is_committed_is_installed(
     ("PREEMPTED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
   ],
 )
-def test_a_pod_is_left_alone_or_made_anew(run, pod, state, verbs):
+def test_tpu_pod_script_recreates_a_pod_by_its_state(run, pod, state, verbs):
   ran, calls = run(
     pod,
     "resume",
@@ -189,7 +189,7 @@ def test_a_pod_is_left_alone_or_made_anew(run, pod, state, verbs):
   assert [call[4] for call in calls] == verbs
 
 
-def test_a_pod_that_is_not_there_yet_is_not_deleted(run):
+def test_tpu_pod_script_does_not_delete_a_pod_being_created(run):
   ran, calls = run(
     "tpu_pod.sh",
     "resume",
@@ -215,7 +215,7 @@ def test_a_pod_that_is_not_there_yet_is_not_deleted(run):
     ("75", "20", False),
   ],
 )
-def test_a_job_of_slurm_queues_again_if_it_wants_to_go_on(
+def test_slurm_script_requeues_a_job_that_asks_for_it(
   run, status, restarts, again
 ):
   ran, calls = run(
@@ -241,7 +241,7 @@ def test_a_job_of_slurm_queues_again_if_it_wants_to_go_on(
   assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
 
 
-def test_a_jobset_is_filled_in(run):
+def test_k8s_script_fills_in_a_jobset(run):
   options = ("--name", "n", "--image", "i:1", "--hosts", "4", "--claim", "c")
   ran, calls = run("k8s.sh", "apply", *options, "--", "--config", 'a "b"')
   assert ran.returncode == 0, ran.stderr
@@ -258,7 +258,7 @@ def test_a_jobset_is_filled_in(run):
   assert dry.stdout.startswith("# A JobSet")
 
 
-def test_names_that_yaml_would_take_for_values_stay_names(run):
+def test_k8s_script_quotes_names_that_yaml_reads_as_values(run):
   yaml = pytest.importorskip("yaml")
   options = {"name": "null", "image": "1.5", "claim": "1e3", "resource": "on"}
   flags = [part for k, v in options.items() for part in (f"--{k}", v)]
@@ -296,7 +296,7 @@ def test_names_that_yaml_would_take_for_values_stay_names(run):
     ("--devices", '1"\nx: "'),
   ],
 )
-def test_what_kubernetes_does_not_take_is_refused(run, option, value):
+def test_k8s_script_refuses_values_kubernetes_refuses(run, option, value):
   options = {"--name": "n", "--image": "i", "--claim": "c", option: value}
   flags = [part for pair in options.items() for part in pair]
   ran, calls = run("k8s.sh", "apply", *flags, "--", "--config", "a")
@@ -308,7 +308,9 @@ def test_what_kubernetes_does_not_take_is_refused(run, option, value):
 
 @pytest.mark.parametrize("option", ["--name", "--zone", "--project", "--type"])
 @pytest.mark.parametrize("value", ["--quiet", "a b", "$(b)"])
-def test_no_name_of_a_pod_is_an_option_or_a_command(run, option, value):
+def test_tpu_pod_script_refuses_names_that_are_options_or_commands(
+  run, option, value
+):
   ran, calls = run("tpu_pod.sh", "create", *POD, option, value)
   assert ran.returncode == 2
   assert f"launch/tpu_pod.sh: {option} '{value}': give " in ran.stderr
@@ -316,7 +318,7 @@ def test_no_name_of_a_pod_is_an_option_or_a_command(run, option, value):
 
 
 @pytest.mark.parametrize("name", ["RESTARTS", "SLURM_RESTART_COUNT"])
-def test_variables_of_slurm_are_not_run_as_commands(run, tmp_path, name):
+def test_slurm_script_does_not_evaluate_variables(run, tmp_path, name):
   value = f"a[$(touch {tmp_path}/injected)]"
   variables = {"SLURM_JOB_ID": "7", "STATUS": "143", name: value}
   ran, calls = run("slurm.sbatch", "--config", "a", **variables)
@@ -339,14 +341,14 @@ def test_variables_of_slurm_are_not_run_as_commands(run, tmp_path, name):
     ("k8s.sh", "watch"),
   ],
 )
-def test_how_they_are_used(run, arguments):
+def test_remote_scripts_print_usage_for_wrong_arguments(run, arguments):
   ran, calls = run(*arguments)
   assert ran.returncode == 2
   assert "usage: launch/" in ran.stderr
   assert not calls
 
 
-def test_the_scripts_pass_shellcheck():
+def test_launch_scripts_pass_shellcheck():
   program = shutil.which("shellcheck")
   if not program:
     pytest.skip("no shellcheck")

@@ -26,7 +26,7 @@ def runs(monkeypatch):
 ARGV = ["2", "--size=tiny", "--models=transject,performer", "--seeds=0,1"]
 
 
-def test_the_runs_of_a_table_end_in_the_table(
+def test_tables_command_runs_a_plan_and_prints_its_table(
   runs, tmp_path, monkeypatch, capsys
 ):
   def describe(self, config):
@@ -51,7 +51,7 @@ def test_the_runs_of_a_table_end_in_the_table(
   assert len(runs.commands) == 16
 
 
-def test_a_dry_run_prints_commands_and_costs(
+def test_tables_command_dry_run_prints_commands_and_costs(
   runs, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
@@ -81,13 +81,13 @@ def test_a_dry_run_prints_commands_and_costs(
     (["2", "--set=model=local:batch_size=2"], "no run .* model=local"),
   ],
 )
-def test_what_is_refused(argv, message, runs, tmp_path):
+def test_tables_command_refuses_wrong_arguments(argv, message, runs, tmp_path):
   with pytest.raises(SystemExit, match=message):
     tables.main([*argv, f"--workdir={tmp_path}"])
   assert not runs.commands
 
 
-def test_runs_need_a_folder_and_table_3_has_none(capsys):
+def test_tables_command_needs_a_workdir_but_for_table_3(capsys):
   tables.main(["3", "--dry_run"])
   assert "parameters and speed" in capsys.readouterr().out
   with pytest.raises(SystemExit, match="give --workdir"):

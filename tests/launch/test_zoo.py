@@ -15,7 +15,7 @@ def folder(tmp_path, monkeypatch):
   return tmp_path / "models"
 
 
-def test_a_run_is_kept_if_it_is_small(smoke, folder, tmp_path, monkeypatch):
+def test_keep_copies_a_run_that_is_small(smoke, folder, tmp_path, monkeypatch):
   loop.run(smoke(total_steps=5), tmp_path / "run")
   kept = launcher.keep(tmp_path / "run", "listops-s5")
   assert kept == folder / "listops-s5"
@@ -28,7 +28,9 @@ def test_a_run_is_kept_if_it_is_small(smoke, folder, tmp_path, monkeypatch):
     launcher.keep(tmp_path / "run", "listops-s5")
 
 
-def test_what_cannot_be_made(folder, tmp_path, monkeypatch, capsys):
+def test_zoo_launcher_refuses_an_unknown_model(
+  folder, tmp_path, monkeypatch, capsys
+):
   argv = [f"--workdir={tmp_path}", "--names"]
   with pytest.raises(SystemExit, match="model of the zoo 'bert'"):
     launcher.main([*argv, "bert"])

@@ -26,7 +26,7 @@ def test_elu_is_its_formula_and_its_gradient():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("function", [elu, gelu])
-def test_half_precision_is_rounded_once(function, dtype):
+def test_activations_round_half_precision_once(function, dtype):
   x = jnp.linspace(-3, 3, 301).astype(dtype)
   y = function(x)
   assert y.dtype == dtype
@@ -36,7 +36,7 @@ def test_half_precision_is_rounded_once(function, dtype):
 
 
 @pytest.mark.parametrize("function", [elu, gelu])
-def test_only_the_slope_is_kept_for_a_gradient(function):
+def test_activations_store_only_the_slope_for_the_gradient(function):
   x = jnp.linspace(-1, 1, 7)
   kept = jax.tree.leaves(jax.vjp(function, x)[1])
   (slope,) = [a for a in kept if a.shape == (7,)]
@@ -55,9 +55,7 @@ def test_gelu_is_its_formula_and_its_gradient():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", sorted({*ACTIVATIONS, "elu"}))
-def test_activations_and_slopes_are_finite_up_to_the_greatest_number(
-  name, dtype
-):
+def test_activations_and_slopes_are_finite_for_all_numbers(name, dtype):
   function = {**ACTIVATIONS, "elu": elu}[name]
   top = jnp.finfo(dtype)
   powers = np.geomspace(float(top.tiny), 0.999 * float(top.max), 300)
@@ -69,7 +67,7 @@ def test_activations_and_slopes_are_finite_up_to_the_greatest_number(
   assert abs(slope[0]) < 1e-6
 
 
-def test_gelu_by_tanh_is_its_formula_and_its_gradient():
+def test_gelu_tanh_is_its_formula_and_its_gradient():
   x = jnp.linspace(-30, 30, 4001)
   found, want = (
     jax.vmap(jax.value_and_grad(function))(x)
@@ -79,7 +77,7 @@ def test_gelu_by_tanh_is_its_formula_and_its_gradient():
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
-def test_the_greatest_slope_is_rounded_up(name):
+def test_slopes_are_the_greatest_slopes_rounded_up(name):
   x = jnp.linspace(-6, 6, 20_001)
   slopes = jax.vmap(jax.grad(ACTIVATIONS[name]))(x)
   assert SLOPES[name] - 0.01 < jnp.abs(slopes).max() <= SLOPES[name]

@@ -31,7 +31,7 @@ def softmax(div_value=2, cuts=CUTS):
 
 
 @pytest.mark.parametrize("div_value", [1, 2])
-def test_probabilities_of_all_words_sum_to_one(div_value, strict):
+def test_log_probabilities_of_all_words_sum_to_one(div_value, strict):
   h = draws.normal(1, (3, 4, D))
   log_p = adaptive.log_probabilities(softmax(div_value), h)
   assert log_p.shape == (3, 4, 20)
@@ -39,7 +39,7 @@ def test_probabilities_of_all_words_sum_to_one(div_value, strict):
   assert (jnp.exp(log_p[..., 0]) == 0).all()
 
 
-def test_a_word_of_a_cluster_has_the_product_of_two_softmaxes():
+def test_log_probabilities_of_a_cluster_are_a_product_of_softmaxes():
   s, h = softmax(), draws.normal(1, (D,))
   tables = [np.asarray(t, np.float64) for t in s.tables]
   own = tables[1] @ (np.asarray(s.projections[1], np.float64) @ h)
@@ -54,7 +54,7 @@ def test_a_word_of_a_cluster_has_the_product_of_two_softmaxes():
 
 @pytest.mark.parametrize("chunk", [1 << 24, 20])
 @pytest.mark.parametrize("cuts", [CUTS, ()])
-def test_the_likelihood_of_targets_is_that_of_all_words(
+def test_log_likelihood_equals_log_probabilities_at_the_targets(
   monkeypatch, chunk, cuts
 ):
   monkeypatch.setattr(adaptive, "CHUNK", chunk)  # Pieces of two tokens.
@@ -85,7 +85,7 @@ def test_the_likelihood_of_targets_is_that_of_all_words(
     np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_each_id_has_a_row_of_its_cluster():
+def test_adaptive_embedding_has_a_table_for_each_cluster():
   embed = AdaptiveEmbedding(20, D, CUTS, 2, jax.nn.initializers.normal(1.0))
   ids = jnp.arange(20)[None]
   params = embed.init(jax.random.key(0), ids)["params"]
@@ -103,7 +103,7 @@ def test_each_id_has_a_row_of_its_cluster():
   np.testing.assert_allclose(x[14], want, atol=1e-6)
 
 
-def test_what_cannot_be_cut():
+def test_adaptive_embedding_refuses_wrong_cutoffs():
   with pytest.raises(ValueError, match=r"cutoffs=\(5, 30\).*20 ids"):
     adaptive.edges(20, (5, 30))
   with pytest.raises(ValueError, match="rise"):

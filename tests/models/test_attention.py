@@ -79,7 +79,7 @@ SOME = ("bigbird", "linear", "local", "mega", "s5", "softmax", "transject")
 some = pytest.mark.parametrize("name", long_except(SOME, NAMES))
 
 
-def test_the_registry_knows_them():
+def test_registry_lists_every_mixer_module():
   assert {"softmax", "transject"} <= set(NAMES)
   helpers = {"blocked", "convolution", "flash", "landmarks", "recurrence"}
   helpers |= {"scores", "state_space"}
@@ -159,7 +159,7 @@ def test_the_second_call_does_not_recompile(name):
 
 
 @some
-def test_over_devices_and_mapped_it_is_the_same(name, strict):
+def test_mixer_is_the_same_over_devices_and_under_pmap(name, strict):
   _, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -273,7 +273,7 @@ def test_the_past_does_not_see_the_future(name, strict):
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_what_is_drawn_is_shown_seeded_and_can_be_given(name):
+def test_random_features_are_seeded_sown_and_replaceable(name):
   options = {"train_projection": False} if name == "linformer" else {}
   options |= {"kind": "fixed_random"} if name == "synthesizer" else {}
   x, mask = inputs()
@@ -307,7 +307,7 @@ def test_what_is_drawn_is_shown_seeded_and_can_be_given(name):
   assert jnp.abs(one - two).max() > 1e-3
 
 
-def test_what_is_given_must_be_what_is_drawn():
+def test_given_random_features_must_have_the_drawn_shape():
   mixer, variables, _ = make("performer")
   x, mask = inputs()
 
@@ -326,7 +326,7 @@ def test_what_is_given_must_be_what_is_drawn():
     run({}, train=True)
 
 
-def test_large_draws_are_no_constants_of_the_program(monkeypatch):
+def test_random_features_are_no_constants_of_the_program(monkeypatch):
   mixer, variables, _ = make("performer")
   x, mask = inputs()
   kw = {"mask": mask, "carry": None, "train": False}
@@ -336,7 +336,7 @@ def test_large_draws_are_no_constants_of_the_program(monkeypatch):
   chex.assert_trees_all_close(y, z, atol=1e-5)
 
 
-def test_layers_draw_for_themselves():
+def test_layers_draw_different_random_features():
   model = models.build(
     "performer",
     vocab_size=9,
@@ -357,7 +357,7 @@ def test_layers_draw_for_themselves():
   assert jnp.abs(one - two).max() > 0.1
 
 
-def test_orthogonal_projections_are_rotations():
+def test_orthogonal_attention_has_rotations_as_projections():
   _, variables, apply = make("softmax", orthogonal=True)
   x, mask = inputs()
   skews = {k for k in variables["params"] if k.endswith("_skew")}
@@ -381,13 +381,13 @@ def test_orthogonal_projections_are_rotations():
     (lambda q, *, train: q, "tool of a mixer 'train'.*carry, draw"),
   ],
 )
-def test_a_signature_asks_for_what_there_is(signature, message):
+def test_attention_decorator_refuses_wrong_signatures(signature, message):
   with pytest.raises(ValueError, match=message):
     attention.attention("never")(signature)
   assert "never" not in MIXERS
 
 
-def test_a_function_that_carries():
+def test_attention_decorator_passes_a_carry_between_layers():
   @attention.attention("counting")
   def counting(v, *, carry, step=2):
     count = 0 if carry is None else carry
@@ -406,7 +406,7 @@ def test_a_function_that_carries():
 
 
 @pytest.mark.parametrize("name", ["kernelized", "softmax"])
-def test_rotary_scores_depend_on_distances(name):
+def test_rotary_attention_depends_on_distances_only(name):
   """Tokens that are all three places further see each other as before."""
   _, variables, apply = make(name, rotary=True)
   _, _, plain = make(name)
@@ -419,7 +419,7 @@ def test_rotary_scores_depend_on_distances(name):
   assert jnp.abs(y - plain(variables, x, mask)).max() > 1e-2
 
 
-def test_a_rotary_turn_is_a_complex_product():
+def test_rotate_is_a_complex_product():
   x = np.random.default_rng(0).normal(size=(2, 3, 5, 8)).astype(np.float32)
   places = np.array([[0, 1, 2, 9, 4]])
   rates = 10_000.0 ** (-np.arange(4) / 4)
@@ -430,27 +430,27 @@ def test_a_rotary_turn_is_a_complex_product():
   np.testing.assert_allclose(found, want, atol=2e-6)
 
 
-def test_rotary_positions_need_queries_and_keys():
+def test_rotary_is_refused_without_queries_and_keys():
   with pytest.raises(ValueError, match="rotary=True turns pairs.*has none"):
     make("synthesizer", rotary=True)
   with pytest.raises(ValueError, match="heads of an odd size"):
     make("softmax", rotary=True, head_size=3)
 
 
-def test_heads_must_divide_the_width():
+def test_attention_refuses_heads_that_do_not_divide_the_width():
   with pytest.raises(
     ValueError, match="num_heads=3 does not divide d_model=16"
   ):
     make("softmax", num_heads=3)
 
 
-def test_a_sequence_beyond_the_greatest_length():
+def test_mixer_refuses_sequences_beyond_max_len():
   with pytest.raises(ValueError, match="17 tokens.*max_len=9"):
     make("local", max_len=9)
 
 
 @pytest.mark.parametrize("name", ["longformer", "softmax", "sparse"])
-def test_dropout_of_the_weights_acts_in_training_only(name):
+def test_attention_dropout_acts_in_training_only(name):
   mixer, variables, _ = make(name, dropout_rate=0.5)
   mixer = mixer.clone(redraw=False)
   x, mask = inputs()
@@ -468,7 +468,7 @@ def test_dropout_of_the_weights_acts_in_training_only(name):
 
 
 @pytest.mark.parametrize("name", ["local", "sparse"])
-def test_blocks_drop_for_themselves(name):
+def test_blocked_mixers_drop_each_block_independently(name):
   options = {"num_summary": 0} if name == "sparse" else {}
   mixer, variables, _ = make(name, dropout_rate=0.5, **options)
   x = jnp.tile(draws.normal(0, (1, 4, D)), (1, 4, 1))
@@ -501,7 +501,7 @@ def largest(name, n):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_memory_grows_with_the_tokens_and_not_their_square(name):
+def test_mixer_memory_grows_as_declared(name):
   few, many = largest(name, 4096), largest(name, 16_384)
   if getattr(MIXERS[name], "growth", "n") == "n^2":
     assert many >= 15 * few
@@ -510,7 +510,7 @@ def test_memory_grows_with_the_tokens_and_not_their_square(name):
     assert many <= {"reformer": 5, "informer": 4.8}.get(name, 4.1) * few
 
 
-def test_pools_of_heads_by_hand():
+def test_masked_max_and_masked_mean_by_hand():
   x = jnp.array([[[1.0, -5.0], [3.0, -7.0], [100.0, 100.0]]])
   mask = jnp.array([[True, True, False]])
   chex.assert_trees_all_equal(
@@ -522,7 +522,7 @@ def test_pools_of_heads_by_hand():
 
 
 @pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
-def test_the_first_of_the_greatest_has_the_gradient(n):
+def test_masked_max_gradient_goes_to_the_first_maximum(n):
   x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
   mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
   top, pull = jax.vjp(lambda x: reductions.masked_max(x, mask), x)
@@ -534,7 +534,7 @@ def test_the_first_of_the_greatest_has_the_gradient(n):
   np.testing.assert_array_equal(g, want)
 
 
-def test_rotations_given_are_the_rotations_made():
+def test_attention_uses_given_rotations():
   _, variables, apply = make("transject")
   x, mask = inputs()
   rotations = orthogonal.rotations(variables["params"], "cayley")

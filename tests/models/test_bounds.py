@@ -100,7 +100,7 @@ def test_no_replacement_makes_a_wrong_logit_greater_than_promised(case):
       assert_between((rise / (room + rise))[others], 0.01, np.inf)
 
 
-def test_gradients_are_finite_where_nothing_can_move():
+def test_nearest_wrong_has_finite_gradients_for_empty_sequences():
   """For an empty sequence, and the label's own logit."""
   model, params = build(pool_norm="running")
   ids = np.stack([IDS[0], np.zeros(LENGTH, np.int32)])

@@ -71,7 +71,7 @@ def ids():
     for case in STEPPING
   ],
 )
-def test_steps_and_whole_sequences_agree(name, options):
+def test_cached_steps_equal_whole_sequences(name, options):
   model = build(name, tuple(options.items()), positions="none")
   params, tokens = start(model), ids()
   whole = jax.jit(functools.partial(model.apply, train=False))(
@@ -119,13 +119,13 @@ def test_a_recurrence_remembers_as_much_after_many_tokens(name):
 
 
 @pytest.mark.parametrize("name", long_except(["local", "mega"], names("next")))
-def test_every_causal_mixer_counts_tokens_and_not_places(name):
+def test_cached_steps_skip_padding_for_every_causal_mixer(name):
   """Padding on the left and holes give the same as the tokens themselves."""
   check_padding(build(name, positions="none"))
 
 
 @pytest.mark.parametrize("positions", ["sinusoid", "learned"])
-def test_every_kind_of_positions_counts_tokens(positions):
+def test_cached_positions_count_tokens_only(positions):
   options = (("rotary", positions == "sinusoid"),)
   check_padding(build("transformer", options, positions=positions))
 
@@ -150,7 +150,7 @@ def check_padding(model):
 
 
 @pytest.mark.parametrize("positions", ["sinusoid", "learned"])
-def test_positions_go_on_after_the_prompt(positions):
+def test_cached_positions_continue_after_the_prompt(positions):
   model = build("transformer", positions=positions)
   params, tokens = start(model), ids()
   whole = jax.jit(functools.partial(model.apply, train=False))(
@@ -166,14 +166,14 @@ def test_positions_go_on_after_the_prompt(positions):
   np.testing.assert_allclose(steps[at, 1:], whole[at, 1:], atol=1e-5)
 
 
-def test_nothing_is_remembered_without_a_cache():
+def test_model_without_cache_stores_no_state():
   model = build("lru")
   init = functools.partial(model.init, train=False)
   shapes = jax.eval_shape(init, jax.random.key(0), model.example())
   assert cache.CACHE not in shapes
 
 
-def test_what_cannot_go_on_says_so():
+def test_cache_refuses_mixers_that_cannot_continue():
   tokens = ids()
   model = build("mega", (("truncation", 3),))
   with pytest.raises(ValueError, match="truncation=3 cuts"):

@@ -38,7 +38,7 @@ def init(model, ids=IDS):
 
 
 @pytest.mark.parametrize("activations", ["stored", "reversible"])
-def test_what_transject_does_layer_by_layer(activations):
+def test_capture_has_gates_and_sigma_of_every_transject_layer(activations):
   model = build("transject", memory=activations)
   captured = capture(model, make_variables(model, init(model)), IDS)
   chex.assert_shape(captured.hidden, (2, 9, 8))
@@ -50,7 +50,7 @@ def test_what_transject_does_layer_by_layer(activations):
   np.testing.assert_allclose(captured.sigma.max(-1), 1, atol=1e-6)
 
 
-def test_other_models_have_no_gates():
+def test_capture_of_other_models_has_no_gates():
   model = build("transformer", mixer={"num_heads": 2}, pool="cls")
   captured = capture(model, make_variables(model, init(model)), IDS)
   assert captured.gates is None
@@ -63,7 +63,7 @@ def test_other_models_have_no_gates():
   "name",
   long_except(("transject",), ("transject", "random_transject", "local")),
 )
-def test_an_embedding_can_be_put_in_the_place_of_the_tokens(name):
+def test_capture_accepts_an_embedding_in_place_of_tokens(name):
   model = build(name)
   variables = make_variables(model, init(model))
   captured = capture(model, variables, IDS)
@@ -75,7 +75,7 @@ def test_an_embedding_can_be_put_in_the_place_of_the_tokens(name):
   assert np.any(slope[0])
 
 
-def test_the_sequences_of_a_pair_are_samples():
+def test_capture_treats_sequences_of_a_pair_as_samples():
   model = build("transject", num_inputs=2, interaction="nli", pool="max")
   ids = jnp.stack([IDS, IDS[:, ::-1]], 1)
   captured = capture(model, make_variables(model, init(model, ids)), ids)
@@ -84,7 +84,7 @@ def test_the_sequences_of_a_pair_are_samples():
 
 
 @pytest.mark.parametrize("activations", ["stored", "reversible"])
-def test_experts_mix_to_the_layer(activations):
+def test_parts_of_experts_mix_to_the_layer_output(activations):
   """x + a sum_e lambda_e F_e(x) from the experts, then the feed-forward."""
   model = build("transject", memory=activations)
   params = init(model)
@@ -108,7 +108,7 @@ def test_experts_mix_to_the_layer(activations):
   np.testing.assert_allclose(mixed + a * turned, branch, atol=1e-5)
 
 
-def test_heads_are_taken_before_the_projection_back():
+def test_parts_of_heads_are_taken_before_the_output_projection():
   model = build("transformer", mixer={"num_heads": 2})
   params = init(model)
   variables = make_variables(model, params)

@@ -9,7 +9,7 @@ from tests import initial
 SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=1)
 
 
-def test_the_head_is_that_of_the_config():
+def test_classifier_has_the_head_of_its_config():
   model = models.build(
     "transformer", **SIZES, head_dim=6, head_layers=2, pool="max"
   )
@@ -20,7 +20,7 @@ def test_the_head_is_that_of_the_config():
 
 
 @pytest.mark.parametrize("padded_len", [0, 16])
-def test_a_padded_mean_divides_by_the_length_of_the_task(padded_len):
+def test_padded_mean_divides_by_padded_len(padded_len):
   """A head without hidden layers is linear in what the pool gives."""
   model = models.build(
     "transformer", **SIZES, pool="padded_mean", padded_len=padded_len

@@ -15,14 +15,14 @@ SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=2)
 IDS = jnp.ones((2, 5), jnp.int32)
 
 
-def test_a_model_keeps_its_config():
+def test_from_config_keeps_the_config_on_the_model():
   config = ModelConfig("transformer", **SIZES, mixer={"num_heads": 4})
   model = models.from_config(config)
   assert model.config is config
   assert model == models.build("transformer", **SIZES, mixer={"num_heads": 4})
 
 
-def test_another_dtype_is_one_field_replaced():
+def test_in_float32_replaces_the_dtype_only():
   half = models.build("transject", **SIZES, dtype="bfloat16")
   single = models.from_config(dataclasses.replace(half.config, dtype="float32"))
   assert single == models.in_float32(half)
@@ -30,7 +30,7 @@ def test_another_dtype_is_one_field_replaced():
   chex.assert_trees_all_equal_shapes(models.shapes(half), models.shapes(single))
 
 
-def test_a_replaced_field_is_checked():
+def test_model_config_replace_checks_the_dtype():
   config = models.build("transformer", **SIZES).config
   with pytest.raises(ValueError, match="dtype 'float16'"):
     dataclasses.replace(config, dtype="float16")
@@ -38,7 +38,7 @@ def test_a_replaced_field_is_checked():
     config.d_model = 16
 
 
-def test_lists_of_a_config_file_are_hashable():
+def test_model_config_with_lists_is_hashable():
   config = ModelConfig(
     "transformer", **SIZES, embedding={"cutoffs": [5, 10], "div_value": 2}
   )
@@ -46,7 +46,7 @@ def test_lists_of_a_config_file_are_hashable():
   assert config.embedding["cutoffs"] == (5, 10)
 
 
-def test_names_are_checked_before_there_are_sizes():
+def test_check_names_names_a_missing_size():
   models.check_names({"name": "transformer", "d_model": 8, "num_layers": 1})
   with pytest.raises(ValueError, match=r"needs num_layers"):
     models.check_names({"name": "transformer", "d_model": 8})
@@ -67,11 +67,11 @@ def test_memory_modes_have_the_same_parameters_and_outputs():
     )
 
 
-def test_fields_are_arguments_of_build():
+def test_model_config_fields_are_arguments_of_build():
   assert {"name", "d_model", "mixer", "memory"} <= {*FIELDS}
 
 
-def test_a_language_model_has_no_batch_norm():
+def test_build_refuses_batch_norm_for_language_models():
   """Its mean would show later tokens to earlier ones."""
   with pytest.raises(ValueError, match='norm_type="batch" shows later tokens'):
     models.build(
@@ -86,7 +86,7 @@ def test_a_language_model_has_no_batch_norm():
     )
 
 
-def test_a_causal_mixer_is_not_an_objective():
+def test_is_causal_follows_the_mixer_not_the_objective():
   """A classifier's mixer may read earlier tokens only."""
 
   def make(name, **options):

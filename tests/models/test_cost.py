@@ -5,7 +5,7 @@ from jaxformers import models
 from jaxformers.models import cost
 
 
-def test_products_are_counted_and_loops_counted_out():
+def test_operations_counts_products_times_loop_length():
   a, b = jnp.ones((2, 3, 5)), jnp.ones((2, 5, 7))
   one = 2 * 2 * 3 * 5 * 7
   assert cost.operations(lambda a, b: a @ b, a, b) == (one, 0)
@@ -18,13 +18,13 @@ def test_products_are_counted_and_loops_counted_out():
   assert cost.operations(again, a, b) == (one, 2 * 3 * 7)
 
 
-def test_other_arithmetic_is_counted_and_that_of_indices_is_not():
+def test_operations_counts_float_arithmetic_only():
   a, i = jnp.ones((2, 3)), jnp.arange(3)
   counted = cost.operations(lambda a, i: (a * a + 1).sum() + a[0, i + 1], a, i)
   assert counted == (0, 6 + 6 + 6 + 3)
 
 
-def test_neutrenos_term_costs_three_operations_an_entry():
+def test_count_cost_of_neutreno_adds_three_operations_an_entry():
   """Appendix G.4: little beside the products, and not nothing."""
   n, d, layers = 40, 8, 2
   plain, neutreno = (
@@ -47,7 +47,7 @@ def build(name, max_len, **options):
   )
 
 
-def test_a_transformer_by_hand():
+def test_count_cost_of_a_transformer_by_hand():
   n, d, mlp, layers = 40, 8, 128, 2
   products = 4 * n * d * d + 2 * n * n * d + 2 * n * d * mlp
   got = cost.count_cost(build("transformer", n), n)
@@ -57,7 +57,7 @@ def test_a_transformer_by_hand():
   assert got.activations > 4 * layers * 2 * n * n
 
 
-def test_what_is_kept_grows_as_it_should():
+def test_count_cost_memory_grows_as_documented():
   def kept(name, n, **mixer):
     return cost.count_cost(build(name, n, mixer=mixer), n).activations
 
@@ -69,7 +69,7 @@ def test_what_is_kept_grows_as_it_should():
   assert 1.9 * few < kept("local", 2048, block_size=16) < 2.1 * few
 
 
-def test_orthogonal_maps_are_left_out():
+def test_count_cost_leaves_out_orthogonal_maps():
   """Two products in attention and two in the feed-forward, each d^2 a token.
 
   One expert has no gate.

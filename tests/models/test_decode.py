@@ -17,7 +17,7 @@ PROMPT = np.array([[3, 7, 1, 4], [5, 2, 0, 0]])
 
 
 @pytest.mark.parametrize("name", ["s5", "transformer"])
-def test_the_likeliest_tokens_are_those_of_whole_sequences(name):
+def test_generate_takes_the_likeliest_tokens_of_whole_sequences(name):
   model = build(name)
   params = start(model)
   found = models.generate(model, params, PROMPT, 5, temperature=0)
@@ -31,7 +31,7 @@ def test_the_likeliest_tokens_are_those_of_whole_sequences(name):
     assert (likeliest[len(text) - 6 : len(text) - 1] == tokens).all()
 
 
-def test_a_temperature_that_is_almost_zero_is_zero():
+def test_choice_with_tiny_temperature_is_greedy():
   """Log probabilities over 1e-40 are infinite, and NaN for the likeliest."""
   log_p = jnp.log(jnp.array([[0.0, 0.2, 0.5, 0.3], [0.1, 0.1, 0.1, 0.7]]))
   for temperature in (0.0, 1e-300, 1e-40, 1e-21, 1e-19, 1e-3):
@@ -42,7 +42,7 @@ def test_a_temperature_that_is_almost_zero_is_zero():
 
 
 @pytest.mark.parametrize("name", ["mega", "s5", "transformer"])
-def test_padding_may_stand_anywhere_in_a_prompt(name):
+def test_generate_skips_padding_of_a_prompt(name):
   model = build(name)
   prompts = np.array([[5, 2, 7, 0, 0], [0, 0, 5, 2, 7], [5, 0, 2, 0, 7]])
   found = models.generate(model, start(model), prompts, 5, temperature=0)
@@ -52,7 +52,7 @@ def test_padding_may_stand_anywhere_in_a_prompt(name):
   np.testing.assert_array_equal(found, np.tile(alone, (3, 1)))
 
 
-def test_draws_follow_the_probabilities():
+def test_generate_draws_follow_the_probabilities():
   model = build("lru")
   params = start(model)
   prompt = np.tile(PROMPT[:1], (4_000, 1))
@@ -72,7 +72,7 @@ def test_draws_follow_the_probabilities():
   assert {*np.asarray(drawn).ravel()} == {*np.asarray(log_p).argsort()[-2:]}
 
 
-def test_a_recurrence_goes_beyond_the_longest_training_sequence():
+def test_generate_of_a_recurrence_exceeds_the_training_length():
   model = build("lru", positions="none")
   found = models.generate(model, start(model), PROMPT, N + 9, temperature=0)
   assert found.shape == (2, N + 9) and (found > 0).all()
@@ -95,7 +95,7 @@ def test_a_recurrence_goes_beyond_the_longest_training_sequence():
     ({"prompt": [1, 2]}, "shape \\(2,\\)"),
   ],
 )
-def test_wrong_arguments(change, message):
+def test_generate_refuses_wrong_arguments(change, message):
   model = build("transformer")
   options = {"prompt": PROMPT, "steps": 2, "key": jax.random.key(0)} | change
   with pytest.raises(ValueError, match=message):
@@ -103,7 +103,7 @@ def test_wrong_arguments(change, message):
 
 
 @pytest.mark.parametrize("name", long_except(["s4d"], ["s4d", "allpass"]))
-def test_a_recurrence_without_positions_goes_beyond_the_greatest_length(name):
+def test_generate_without_positions_exceeds_max_len(name):
   sizes = dict(vocab_size=9, max_len=5, num_classes=0, d_model=8, num_layers=1)
   model = models.build(
     name, objective="language_model", positions="none", **sizes
@@ -113,7 +113,7 @@ def test_a_recurrence_without_positions_goes_beyond_the_greatest_length(name):
   assert ids.shape[1] >= 8
 
 
-def test_a_certified_mixer_ends_at_its_greatest_length():
+def test_generate_of_a_certified_mixer_stops_at_max_len():
   sizes = dict(vocab_size=9, max_len=5, num_classes=0, d_model=8, num_layers=1)
   model = models.build(
     "certified_s4d", objective="language_model", positions="none", **sizes
@@ -122,7 +122,7 @@ def test_a_certified_mixer_ends_at_its_greatest_length():
     models.generate(model, {}, PROMPT, 8, temperature=0)
 
 
-def test_a_classifier_does_not_generate():
+def test_generate_refuses_a_classifier():
   sizes = dict(vocab_size=9, max_len=8, num_classes=2, d_model=8)
   model = models.build("s5", num_layers=1, **sizes)
   with pytest.raises(ValueError, match="this one is for classification"):

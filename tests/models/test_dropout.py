@@ -13,7 +13,7 @@ from tests import draws
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.25, 0.5, 0.999])
 @pytest.mark.parametrize("n", [1, 6, 64])
-def test_entries_are_dropped_at_the_rate(rate, n):
+def test_draw_kept_drops_entries_at_the_rate(rate, n):
   """Over the keys; one threshold alone would miss most rates by much more."""
   keys = jax.random.split(jax.random.key(n), 2_000)
   shape = (1_000 // n, n)
@@ -28,7 +28,7 @@ def test_entries_are_dropped_at_the_rate(rate, n):
   assert abs(share - rate).max() < 1 / 256 + 6 * deviation
 
 
-def test_entries_are_independent():
+def test_draw_kept_entries_are_independent():
   key = jax.random.fold_in(jax.random.key(0), 1)
   kept = np.asarray(draw_kept(key, 0.3, (100_000, 7)))
   # Neither columns, nor a row and the next, are correlated.
@@ -38,7 +38,7 @@ def test_entries_are_independent():
   assert abs(pairs) < 0.01
 
 
-def test_kept_entries_are_scaled_and_dropped_ones_have_no_gradient():
+def test_dropout_scales_kept_entries_and_zeroes_gradients_of_dropped():
   x = draws.normal(0, (2, 3, 50))
   dropout = Dropout(0.2, jax.random.key(1))
   y, pull = jax.vjp(dropout, x)
@@ -52,7 +52,7 @@ def test_kept_entries_are_scaled_and_dropped_ones_have_no_gradient():
   assert (kept != (dropout.fold(1)(x) != 0)).any()
 
 
-def test_every_call_of_a_layer_has_its_own_key_in_training_alone():
+def test_make_dropout_has_a_new_key_for_every_call():
   class Twice(nn.Module):
     rate: float
 

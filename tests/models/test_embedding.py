@@ -6,7 +6,7 @@ import pytest
 from jaxformers.models.embedding import Embedding, sinusoids, sinusoids_2d
 
 
-def test_sinusoids_are_vaswanis():
+def test_sinusoids_are_the_published_formula():
   table = sinusoids(50, 8)
   for p in (0, 3, 49):
     for i in range(4):
@@ -15,12 +15,12 @@ def test_sinusoids_are_vaswanis():
       np.testing.assert_allclose(table[p, 2 * i + 1], np.cos(angle), atol=1e-6)
 
 
-def test_every_position_has_a_row_of_its_own():
+def test_sinusoids_rows_are_unique():
   rows = sinusoids(4096, 16)
   assert len(np.unique(rows, axis=0)) == 4096
 
 
-def test_rows_and_columns_have_waves_of_their_own():
+def test_sinusoids_2d_separate_rows_and_columns():
   table = sinusoids_2d(1024, 16).reshape(32, 32, 16)
   np.testing.assert_array_equal(table[3, :, :8], table[3, :1, :8].repeat(32, 0))
   np.testing.assert_array_equal(table[:, 3, 8:], table[:1, 3, 8:].repeat(32, 0))
@@ -32,7 +32,7 @@ def test_rows_and_columns_have_waves_of_their_own():
   assert len(np.unique(table.reshape(-1, 16), axis=0)) == 1024
 
 
-def test_a_token_in_front_of_an_image_has_no_place():
+def test_embedding_gives_the_class_token_no_position():
   embed = Embedding(5, 16, 8, positions="sinusoid_2d", cls=True)
   ids = jnp.ones((1, 16), jnp.int32)
   x, variables = embed.init_with_output(jax.random.key(0), ids)
@@ -41,7 +41,7 @@ def test_a_token_in_front_of_an_image_has_no_place():
   np.testing.assert_allclose(x[0, 1:], token + sinusoids_2d(16, 8), atol=1e-6)
 
 
-def test_concatenation_is_injective_in_token_and_position():
+def test_embedding_concatenation_is_injective():
   embed = Embedding(5, 7, 8, concatenate=True)
   ids = jnp.array([[t] * 7 for t in range(5)])
   x, _ = embed.init_with_output(jax.random.key(0), ids)
@@ -50,7 +50,7 @@ def test_concatenation_is_injective_in_token_and_position():
   assert distances[~np.eye(len(rows), dtype=bool)].min() > 0.1
 
 
-def test_the_sum_is_token_plus_position():
+def test_embedding_sum_is_token_plus_position():
   embed = Embedding(5, 7, 8, positions="learned")
   ids = jnp.array([[1, 2, 3]])
   x, variables = embed.init_with_output(jax.random.key(0), ids)
@@ -59,7 +59,7 @@ def test_the_sum_is_token_plus_position():
   np.testing.assert_allclose(x[0], want, atol=1e-6)
 
 
-def test_what_cannot_be_embedded():
+def test_embedding_refuses_wrong_sizes_and_positions():
   ids = jnp.ones((1, 9), jnp.int32)
   for positions in ("learned", "sinusoid_2d"):
     with pytest.raises(ValueError, match="9 tokens.*max_len=7"):
@@ -76,7 +76,7 @@ def test_what_cannot_be_embedded():
 
 
 @pytest.mark.parametrize("concatenate", [False, True])
-def test_the_deviation_of_tokens_at_the_start_is_given(concatenate):
+def test_embedding_init_std_is_obeyed(concatenate):
   def deviation(**options):
     embed = Embedding(500, 8, 32, concatenate=concatenate, **options)
     params = embed.init(jax.random.key(0), jnp.ones((1, 8), jnp.int32))

@@ -44,7 +44,7 @@ def test_deits_have_the_published_parameters(size, count):
   assert models.size(deit("neutreno", size=size)) == count
 
 
-def test_symmetric_and_scaled_deits():
+def test_deit_variants_have_their_extra_parameters():
   full = models.size(deit())
   one = 192 * 192 + 192  # A projection to queries.
   assert models.size(deit("symmetric_transformer")) == full - 12 * one
@@ -72,7 +72,7 @@ FEW = {"rank": 2, "num_landmarks": 2, "num_buckets": 2}
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_every_model_reads_images(name):
+def test_encoder_of_every_model_reads_images(name):
   known = getattr(MIXERS.data.get(models.MODELS[name].mixer), "options", ())
   # A causal mixer reads nothing after a token in front.
   pool = {"pool": "mean"} if name in ("mamba", "rglru") else {}
@@ -83,7 +83,7 @@ def test_every_model_reads_images(name):
   assert logits.shape == (2, 4)
 
 
-def test_an_image_is_its_patches():
+def test_encoder_reads_an_image_as_patches():
   model = small("transformer")
   params = initial.params(model, IMAGES, seed=1)
   logits = model.apply({"params": params}, IMAGES, train=False)
@@ -114,6 +114,6 @@ def test_drop_path_spares_samples_whole_and_keeps_the_mean():
   assert len(found) == 4
 
 
-def test_drop_path_out_of_range():
+def test_drop_path_rate_out_of_range_is_refused():
   with pytest.raises(ValueError, match=r"drop_path_rate=1.0 is not in"):
     models.shapes(small("transformer", block={"drop_path_rate": 1.0}))

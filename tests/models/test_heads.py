@@ -10,7 +10,7 @@ from tests import draws, initial
 
 
 @pytest.mark.parametrize("pool", sorted(POOLS.keys() - {"all_mean"}))
-def test_a_pool_reads_tokens_only(pool, strict):
+def test_pools_read_tokens_only(pool, strict):
   x = draws.normal(0, (2, 5, 3))
   mask = jnp.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
   a, b = (
@@ -36,7 +36,7 @@ def test_a_pool_reads_tokens_only(pool, strict):
   chex.assert_trees_all_close(POOLS[pool](wide, more, 9)[0], a[0], atol=1e-6)
 
 
-def test_lras_mean_counts_every_place():
+def test_all_mean_pool_counts_padding():
   x = draws.normal(0, (2, 5, 3))
   nothing = jnp.zeros((2, 5), bool)
   found = POOLS["all_mean"](x, nothing, 9)
@@ -44,7 +44,7 @@ def test_lras_mean_counts_every_place():
 
 
 @pytest.mark.parametrize("head_dim", [0, 7])
-def test_logits_are_float32(head_dim, strict):
+def test_classifier_head_logits_are_float32(head_dim, strict):
   head = ClassifierHead(num_classes=4, pool="mean", head_dim=head_dim)
   x, mask = jnp.ones((2, 5, 3), jnp.bfloat16), jnp.ones((2, 5), bool)
   logits, variables = head.init_with_output(
@@ -55,7 +55,7 @@ def test_logits_are_float32(head_dim, strict):
   assert ("hidden" in variables["params"]) == bool(head_dim)
 
 
-def test_a_pooled_vector_is_normalized_over_samples_with_tokens(strict):
+def test_classifier_head_batch_norm_skips_empty_samples(strict):
   head = ClassifierHead(num_classes=3, pool_norm="batch")
   x = draws.normal(0, (6, 5, 4))
   mask = jnp.ones((6, 5), bool)
@@ -78,7 +78,7 @@ def test_a_pooled_vector_is_normalized_over_samples_with_tokens(strict):
   assert sown["statistics"]["norm"]["sums"][0] == 5
 
 
-def test_hidden_layers_halve():
+def test_classifier_head_hidden_layers_halve():
   head = ClassifierHead(num_classes=2, head_dim=12, head_layers=2)
   x, mask = jnp.ones((1, 2, 5)), jnp.ones((1, 2), bool)
   params = initial.params(head, x, mask)
@@ -86,7 +86,7 @@ def test_hidden_layers_halve():
   assert shapes == {"hidden": (5, 12), "hidden_1": (12, 6), "logits": (6, 2)}
 
 
-def test_the_deviation_of_kernels_at_the_start_is_given():
+def test_classifier_head_init_std_is_obeyed():
   x, mask = jnp.ones((1, 2, 64)), jnp.ones((1, 2), bool)
 
   def deviations(**options):
@@ -102,7 +102,7 @@ def test_the_deviation_of_kernels_at_the_start_is_given():
 
 
 @pytest.mark.parametrize("head_dim", [0, 50])
-def test_the_input_of_the_last_layer_is_dropped_in_training(head_dim):
+def test_classifier_head_dropout_acts_in_training(head_dim):
   x, mask = jnp.ones((3, 2, 50)), jnp.ones((3, 2), bool)
   head = ClassifierHead(50, head_dim=head_dim, dropout_rate=0.25)
   params = initial.params(head, x, mask)
@@ -121,7 +121,7 @@ def test_the_input_of_the_last_layer_is_dropped_in_training(head_dim):
 
 
 @pytest.mark.parametrize("name", sorted(heads.INTERACTIONS))
-def test_interactions_of_pairs(name, strict):
+def test_classifier_head_combines_pairs_by_interaction(name, strict):
   x = draws.normal(0, (6, 1, 3))  # Three pairs.
   mask = jnp.ones((6, 1), bool)
   head = ClassifierHead(num_classes=4, interaction=name)
@@ -149,6 +149,6 @@ def test_interactions_of_pairs(name, strict):
     (("mean", "relu", "nli", 1, (4, 1)), "interaction='nli' is for pairs"),
   ],
 )
-def test_wrong_heads(options, message):
+def test_heads_check_refuses_wrong_options(options, message):
   with pytest.raises(ValueError, match=message):
     heads.check(*options)

@@ -26,7 +26,9 @@ def written(tmp_path, kind, without=(), **fields):
 
 
 @pytest.mark.parametrize("kind", huggingface.KINDS)
-def test_no_field_of_the_installed_transformers_is_unknown(kind, tmp_path):
+def test_read_config_knows_every_field_of_the_installed_transformers(
+  kind, tmp_path
+):
   transformers = pytest.importorskip("transformers")
   names = {"bert": "BertConfig", "vit": "ViTConfig", "deit": "DeiTConfig"}
   config = getattr(transformers, names[kind])()
@@ -65,7 +67,7 @@ def test_no_field_of_the_installed_transformers_is_unknown(kind, tmp_path):
     ("vit", "architectures", "ViTModel"),
   ],
 )
-def test_a_field_that_changes_the_outputs_is_refused(
+def test_read_config_refuses_fields_that_change_the_outputs(
   kind, field, value, tmp_path
 ):
   file = written(tmp_path, kind, **{field: value})
@@ -74,13 +76,13 @@ def test_a_field_that_changes_the_outputs_is_refused(
     huggingface.read_config(file)
 
 
-def test_a_field_that_is_not_known_is_named(tmp_path):
+def test_read_config_names_unknown_fields(tmp_path):
   file = written(tmp_path, "bert", sparsity=0.5, use_rope=True, _private=1)
   with pytest.warns(UserWarning, match=r"sparsity=0.5, use_rope=True\. If"):
     huggingface.read_config(file)
 
 
-def test_fields_of_old_files_have_their_defaults(tmp_path):
+def test_read_config_fills_defaults_of_old_files(tmp_path):
   lacking = ("layer_norm_eps", "hidden_act", "is_decoder", "architectures")
   for kind in ("bert", "vit"):
     file = written(tmp_path, kind, (*lacking, "model_type", "qkv_bias"))
@@ -94,7 +96,7 @@ def test_fields_of_old_files_have_their_defaults(tmp_path):
   assert huggingface.read_config(file)[0] == "deit"
 
 
-def test_fields_of_older_releases_change_nothing(tmp_path):
+def test_read_config_ignores_fields_of_older_releases(tmp_path):
   file = written(
     tmp_path,
     "bert",
@@ -123,7 +125,7 @@ def test_fields_of_older_releases_change_nothing(tmp_path):
     ({"rescale_factor": 1 / 127.5}, 0.25, 0.25),
   ],
 )
-def test_pixels_are_normalised_as_the_folder_says(
+def test_read_normalisation_reads_mean_and_deviation(
   fields, mean, deviation, tmp_path
 ):
   (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
@@ -146,7 +148,7 @@ def test_pixels_are_normalised_as_the_folder_says(
     ({"size": 8, "do_resize": False}, 0),
   ],
 )
-def test_the_size_of_images_is_that_after_the_crop(fields, size, tmp_path):
+def test_read_normalisation_size_is_that_after_the_crop(fields, size, tmp_path):
   (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
   assert huggingface.read_normalisation(tmp_path).size == size
 
@@ -162,7 +164,7 @@ def test_the_size_of_images_is_that_after_the_crop(fields, size, tmp_path):
     {"size": "large"},
   ],
 )
-def test_a_normalisation_without_meaning_is_refused(fields, tmp_path):
+def test_read_normalisation_refuses_wrong_fields(fields, tmp_path):
   assert huggingface.read_normalisation(tmp_path) is None
   (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
   name = next(iter(fields))

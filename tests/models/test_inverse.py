@@ -58,7 +58,7 @@ def test_every_token_of_real_text_comes_back(num_layers):
   )
 
 
-def test_from_any_layer_and_for_the_other_forms():
+def test_inverse_starts_from_any_layer():
   model, params = build(
     3, "random_transject", mixer={"num_experts": 2, "gating": "certified"}
   )
@@ -70,7 +70,7 @@ def test_from_any_layer_and_for_the_other_forms():
     inverse.inverse(model, params, hidden[-1], side, layer=4)
 
 
-def test_real_numbers_and_a_token_in_front_come_back():
+def test_inverse_recovers_real_numbers_and_a_class_token():
   model, params = build(2, vocab_size=0, max_len=9, pool="cls")
   values = draws.normal(0, (2, 9))
   hidden, side = inverse.forward(model, params, values)
@@ -80,7 +80,7 @@ def test_real_numbers_and_a_token_in_front_come_back():
   np.testing.assert_array_equal(positions, [range(9)] * 2)
 
 
-def test_rates_are_measured_on_the_weights():
+def test_layer_constants_are_measured_on_the_weights():
   model, params = build(2)
   encoder = make_variables(model, params)
   encoder = {kind: tree["encoder"] for kind, tree in encoder.items()}
@@ -100,7 +100,7 @@ def test_rates_are_measured_on_the_weights():
   )
 
 
-def test_the_rate_of_the_certified_gate_is_divided_by_its_constant():
+def test_layer_constants_divide_the_rate_of_the_certified_gate():
   model, params = build(
     1, "random_transject", alpha=20.0, mixer={"gating": "certified"}
   )
@@ -113,7 +113,7 @@ def test_the_rate_of_the_certified_gate_is_divided_by_its_constant():
   np.testing.assert_allclose(list(constants.values()), [1 / c, 1], rtol=1e-5)
 
 
-def test_half_precision_is_sent_to_float32():
+def test_inverse_refuses_half_precision():
   model, params = build(2, dtype="bfloat16")
   with pytest.raises(ValueError, match="computes in bfloat16.*in_float32"):
     inverse.forward(model, params, text())
@@ -154,7 +154,7 @@ def test_a_layer_that_contracts_too_weakly_is_refused():
     inverse.inverse(model, params, hidden[-1], doubled)
 
 
-def test_values_that_are_not_finite_are_refused():
+def test_inverse_refuses_values_that_are_not_finite():
   model, params = build(2)
   hidden, side = inverse.forward(model, params, text())
   with pytest.raises(ValueError, match=r"Layer 2 could not be undone"):
@@ -164,7 +164,7 @@ def test_values_that_are_not_finite_are_refused():
     inverse.inverse(model, params, y, side)
 
 
-def test_padding_is_not_checked():
+def test_inverse_ignores_padding():
   """The inverse promises tokens alone."""
   model, params = build(2)
   hidden, side = inverse.forward(model, params, text())
@@ -175,7 +175,7 @@ def test_padding_is_not_checked():
   )
 
 
-def test_other_models_have_no_inverse():
+def test_inverse_refuses_models_without_invertible_layers():
   model = models.build(
     "transformer",
     vocab_size=9,
@@ -189,7 +189,7 @@ def test_other_models_have_no_inverse():
     inverse.forward(model, {}, text())
 
 
-def test_the_command_measures_tokens_alone(
+def test_inverse_command_measures_no_padding(
   smoke, tmp_path, capsys, monkeypatch
 ):
   loop.run(smoke(), tmp_path / "run")
@@ -205,7 +205,7 @@ def test_the_command_measures_tokens_alone(
   assert float(re.search(r"embedding (\S+)\.", printed)[1]) < 1e-3
 
 
-def test_the_command(smoke, tmp_path, capsys):
+def test_inverse_command_prints_recovered_shares(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   capsys.readouterr()
   inverse_command.main([str(tmp_path / "run"), "--samples=4"])

@@ -12,7 +12,7 @@ SIZES = dict(vocab_size=9, max_len=300, num_classes=2, d_model=8, num_layers=2)
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_every_declared_kind_is_of_a_parameter(name):
+def test_declared_kinds_name_parameters_of_every_model(name):
   model = models.build(name, **SIZES)
   shapes = models.shapes(model)
   kinds = jax.tree_util.tree_leaves_with_path(model.kinds(shapes))

@@ -31,7 +31,7 @@ def parameters(model):
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-def test_what_follows_changes_nothing_before(name):
+def test_language_model_does_not_see_later_tokens(name):
   model = build(name)
   params = parameters(model)
   run = jax.jit(functools.partial(model.apply, train=False))
@@ -57,7 +57,7 @@ def test_what_follows_changes_nothing_before(name):
   ],
   ids=["plain", "untied", "adaptive", "narrower", "untied adaptive"],
 )
-def test_targets_have_the_probabilities_of_all_words(options):
+def test_language_model_targets_have_the_probabilities_of_all_words(options):
   model = build(**options)
   params = parameters(model)
   chex.assert_trees_all_equal_shapes(params, models.shapes(model))
@@ -71,7 +71,7 @@ def test_targets_have_the_probabilities_of_all_words(options):
   assert (got[:, -1] == 0).all()
 
 
-def test_dropout_before_the_softmax_in_training_alone():
+def test_language_model_head_dropout_acts_in_training_only():
   plain, dropping = build(), build(head={"dropout_rate": 0.5})
   params = parameters(plain)
   chex.assert_trees_all_equal_shapes(params, models.shapes(dropping))
@@ -89,7 +89,7 @@ def test_dropout_before_the_softmax_in_training_alone():
   assert jnp.abs(first - second)[..., 1:].max() > 1e-3
 
 
-def test_tied_tables_are_stored_once():
+def test_language_model_stores_tied_tables_once():
   tied, free = build(), build(head={"tied": False})
   assert models.size(free) - models.size(tied) == 30 * 8
   one = build(embedding={"cutoffs": (6, 15)})
@@ -97,7 +97,7 @@ def test_tied_tables_are_stored_once():
   assert models.size(one) - models.size(tied) == 2 * 8 + 2
 
 
-def test_what_is_no_language_model():
+def test_build_refuses_language_models_without_causal_form():
   with pytest.raises(ValueError, match=r"no causal form.*performer"):
     build("linformer")
   with pytest.raises(ValueError, match="sees what it predicts"):

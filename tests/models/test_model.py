@@ -20,13 +20,13 @@ IMAGE = {"image": (8, 8, 3), "patch_size": 4, "vocab_size": 0, "max_len": 0}
 
 
 @pytest.mark.parametrize("objective", ["classification", "language_model"])
-def test_the_mask_is_where_ids_are(objective):
+def test_model_mask_is_true_at_tokens(objective):
   model = models.build("transformer", **SIZES, objective=objective)
   ids = jnp.array([[3, 4, 0], [1, 0, 0]])
   np.testing.assert_array_equal(model.mask(ids), ids > 0)
 
 
-def test_the_mask_of_pairs_and_of_a_token_in_front():
+def test_model_mask_of_pairs_and_class_token():
   pairs = jnp.array([[[3, 0], [4, 5]]])
   model = models.build(
     "transformer", **SIZES, num_inputs=2, interaction="concat", pool="cls"
@@ -53,7 +53,7 @@ def test_every_model_refuses_a_sequence_of_no_tokens(name, objective):
     model.init(jax.random.key(0), jnp.zeros((2, 0), jnp.int32), train=False)
 
 
-def test_stacks_are_by_their_parameters():
+def test_model_stacks_are_keyed_by_their_parameters():
   image = {"image": (8, 8, 3), "patch_size": 4, "vocab_size": 0, "max_len": 0}
   options = SIZES | image
   model = models.build("transformer", **options, objective="segmentation")
@@ -61,7 +61,7 @@ def test_stacks_are_by_their_parameters():
   assert {*model.stacks()} == {"encoder", "decoder"} == {*params}
 
 
-def test_options_reach_mixer_and_block():
+def test_bind_encoder_block_passes_options_to_mixer_and_block():
   config = ModelConfig(
     "transformer",
     **SIZES,
@@ -75,7 +75,7 @@ def test_options_reach_mixer_and_block():
   assert block.mixer(parent=None).num_heads == 4
 
 
-def test_the_longest_input_is_traced():
+def test_check_traces_the_longest_input():
   config = ModelConfig("linformer", **SIZES, mixer={"rank": 9})
   with pytest.raises(ValueError, match=r"rank=9.*max_len=8"):
     Classifier(config).check()
@@ -83,13 +83,13 @@ def test_the_longest_input_is_traced():
     models.build("linformer", **SIZES, mixer={"rank": 9})
 
 
-def test_a_token_in_front_counts():
+def test_check_counts_the_class_token():
   config = ModelConfig("linformer", **SIZES, mixer={"rank": 9}, pool="cls")
   Classifier(config).check()
 
 
 @pytest.mark.parametrize("objective", sorted(CLASSES))
-def test_an_objective_has_a_class(objective):
+def test_build_gives_the_class_of_the_objective(objective):
   image = IMAGE if objective == "segmentation" else {}
   model = models.build("transformer", **SIZES | image, objective=objective)
   assert type(model) is CLASSES[objective]
@@ -98,7 +98,7 @@ def test_an_objective_has_a_class(objective):
 
 
 @pytest.mark.parametrize("objective", sorted(HEADS))
-def test_an_unknown_option_of_a_head_lists_the_choices(objective):
+def test_build_lists_choices_for_an_unknown_head_option(objective):
   image = IMAGE if objective == "segmentation" else {}
   with pytest.raises(ValueError, match=r"'width'.*dropout_rate"):
     models.build(
@@ -106,13 +106,13 @@ def test_an_unknown_option_of_a_head_lists_the_choices(objective):
     )
 
 
-def test_an_unknown_option_lists_the_choices():
+def test_build_lists_choices_for_an_unknown_option():
   with pytest.raises(ValueError, match=r"'num_layer'.*num_layers"):
     models.build("transformer", **SIZES, num_layer=3)
 
 
 @pytest.mark.parametrize("name", ["transformer", "transject", "lru"])
-def test_an_encoder_is_a_part_of_another_module(name):
+def test_encoder_works_inside_another_module(name):
   """It is made inside of a call or before, with the output of a classifier."""
   sizes = {key: SIZES[key] for key in SIZES if key != "num_classes"}
 
@@ -146,7 +146,7 @@ def test_an_encoder_is_a_part_of_another_module(name):
   np.testing.assert_allclose(x, expected, atol=1e-6)
 
 
-def test_an_encoder_takes_numbers_images_and_a_token_in_front():
+def test_encoder_accepts_numbers_images_and_a_class_token():
   x = jnp.ones((2, 6))
   model = models.encoder(
     "lru", vocab_size=0, max_len=6, d_model=8, num_layers=1

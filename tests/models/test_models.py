@@ -65,7 +65,7 @@ def name(request):
   "name",
   long_except(("mega", "s5", "transject"), sorted(models.MODELS)),
 )
-def test_every_model_is_a_classifier_with_a_gradient(name, strict):
+def test_every_model_has_logits_and_a_gradient(name, strict):
   """Traced, not run: the mixers' own tests run them all."""
   pool = "max" if "transject" in name else "mean"
   mixer = small_sizes(models.MODELS[name].mixer)
@@ -80,7 +80,7 @@ def test_every_model_is_a_classifier_with_a_gradient(name, strict):
   chex.assert_trees_all_equal_shapes(grads, params)
 
 
-def test_every_parameter_has_a_gradient(name, strict):
+def test_model_parameters_all_have_a_gradient(name, strict):
   model, params, ids = make(name)
   grads = jax.jit(jax.grad(lambda p: jnp.square(logits(model, p, ids)).sum()))(
     params
@@ -94,7 +94,7 @@ def test_every_parameter_has_a_gradient(name, strict):
   assert all("key" in path and "bias" in path for path in still), still
 
 
-def test_appending_padding_changes_nothing(name, strict):
+def test_model_logits_do_not_depend_on_padding(name, strict):
   model, params, ids = make(name)
   longer = jnp.pad(ids, ((0, 0), (0, 14)))
   chex.assert_trees_all_close(
@@ -102,7 +102,7 @@ def test_appending_padding_changes_nothing(name, strict):
   )
 
 
-def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
+def test_model_logits_do_not_depend_on_batch_mates(name, strict):
   model, params, ids = make(name)
   y = logits(model, params, ids)
   chex.assert_trees_all_close(
@@ -110,7 +110,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
   )
 
 
-def test_tokens_count(name):
+def test_model_logits_depend_on_tokens(name):
   model, params, ids = make(name)
   other = ids.at[0, 2].set(ids[0, 2] % 19 + 1)
   assert not np.allclose(
@@ -118,7 +118,7 @@ def test_tokens_count(name):
   )
 
 
-def test_evaluation_twice_is_equal_and_half_precision_near(name):
+def test_model_evaluation_repeats_and_half_precision_is_near(name):
   model, params, ids = make(name)
   y = logits(model, params, ids)
   chex.assert_trees_all_equal(y, logits(model, params, ids))
@@ -128,14 +128,14 @@ def test_evaluation_twice_is_equal_and_half_precision_near(name):
   chex.assert_trees_all_close(y, z, atol=0.1)
 
 
-def test_rotations_stay_orthogonal_under_half_precision_compute(name):
+def test_model_rotations_stay_orthogonal_in_half_precision(name):
   model, params, _ = make(name, dtype="bfloat16")
   for q in jax.tree.leaves(orthogonal.rotations(params, model.orthogonal_map)):
     assert q.dtype == jnp.float32
     assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
 
 
-def test_the_first_small_steps_survive_half_precision():
+def test_model_small_residual_steps_survive_half_precision():
   """Between layers x is float32, or a step of 1e-3 would be rounded away."""
 
   def change(dtype):
@@ -154,7 +154,7 @@ def test_the_first_small_steps_survive_half_precision():
 @pytest.mark.parametrize(
   "mapping", long_except(("cayley", "expm"), sorted(orthogonal.MAPS))
 )
-def test_both_maps_train(mapping):
+def test_model_gradient_reaches_parameters_of_every_map(mapping):
   model, params, ids = make("transject", orthogonal_map=mapping)
 
   def loss(params):
@@ -170,7 +170,7 @@ def test_both_maps_train(mapping):
   assert all(np.any(leaf) for leaf in skews)
 
 
-def test_gradients_are_finite_at_the_rezero_start(name):
+def test_model_gradients_are_finite_at_the_rezero_start(name):
   model, _, ids = make(name)
   params = init(model, ids)
   grads = jax.jit(jax.grad(lambda p: logits(model, p, ids).sum()))(params)
@@ -180,7 +180,7 @@ def test_gradients_are_finite_at_the_rezero_start(name):
     assert all(layers[f"layer_{i}"]["residual"]["alpha"] != 0 for i in (0, 1))
 
 
-def test_defaults_of_a_recipe_hold_where_a_mixer_has_the_option():
+def test_mixer_defaults_apply_where_a_mixer_has_the_option():
   """And has none of its own; what a config says of the mixer comes first."""
 
   def heads_of(name, **options):
@@ -199,14 +199,14 @@ def test_defaults_of_a_recipe_hold_where_a_mixer_has_the_option():
     heads_of("transformer", mixer_defaults={"num_head": 4})
 
 
-def test_rezero_with_norms_ends_in_one():
+def test_rezero_model_with_norms_ends_in_a_norm():
   """As TransJect's baseline; without them there is none at all."""
   for use_norm in (False, True):
     _, params, _ = make("transformer_rezero", block={"use_norm": use_norm})
     assert ("norm" in params["encoder"]) == use_norm
 
 
-def test_the_head_drops_in_training_alone():
+def test_model_head_dropout_acts_in_training_only():
   plain, params, ids = make("transformer")
   dropping = make("transformer", head_dropout_rate=0.5)[0]
   chex.assert_trees_all_equal_shapes(models.shapes(dropping), params)
@@ -218,7 +218,7 @@ def test_the_head_drops_in_training_alone():
     assert jnp.abs(apply({"params": params}, ids) - want).max() > 1e-3
 
 
-def test_shapes_are_those_of_init(name):
+def test_shapes_equal_those_of_init(name):
   model, params, _ = make(name)
   chex.assert_trees_all_equal_shapes(models.shapes(model), params)
   assert models.size(model) == sum(p.size for p in jax.tree.leaves(params))
@@ -286,12 +286,12 @@ def test_shapes_are_those_of_init(name):
     ),
   ],
 )
-def test_what_cannot_be_built(options, message):
+def test_build_refuses_wrong_options(options, message):
   with pytest.raises(ValueError, match=message):
     models.build(**({"name": "transject"} | SIZES | options))
 
 
-def test_pairs_are_read_apart(name, strict):
+def test_model_reads_the_inputs_of_a_pair_apart(name, strict):
   """Two inputs go through one encoder; neither sees the other."""
   model = models.build(name, **SIZES, num_inputs=2, interaction="concat")
   pairs = draws.integers(0, (3, 2, 10), 1, 20)
@@ -308,7 +308,7 @@ def test_pairs_are_read_apart(name, strict):
   chex.assert_trees_all_close(run(params, pairs), run(params, other), atol=1e-5)
 
 
-def test_a_token_of_its_own_in_front(name, strict):
+def test_model_with_class_token_is_finite_for_empty_sequences(name, strict):
   model = models.build(name, pool="cls", **SIZES)
   ids = jnp.array([[3, 4, 0, 0], [0, 0, 0, 0]])
   params = init(model, ids)
@@ -323,7 +323,7 @@ def test_a_token_of_its_own_in_front(name, strict):
   assert jnp.isfinite(y).all()  # Also where there is nothing but it.
 
 
-def test_real_numbers_are_never_padding(name, strict):
+def test_model_reads_zero_in_real_numbers_as_a_token(name, strict):
   sizes = SIZES | {"vocab_size": 0}
   model = models.build(name, pool="mean", **sizes)
   x = draws.normal(0, (2, 6))

@@ -34,7 +34,7 @@ def apply(layer, params, x, carry=None, mask=MASK):
 
 
 @pytest.mark.parametrize("name", VALUED)
-def test_without_fidelity_it_is_the_mixer_to_the_bit(name):
+def test_neutreno_without_fidelity_equals_softmax_bitwise(name):
   plain, none = mixer(name), mixer(name, fidelity=0.0)
   params = init(plain)
   chex.assert_trees_all_equal(init(none), params)
@@ -46,7 +46,7 @@ def test_without_fidelity_it_is_the_mixer_to_the_bit(name):
 
 
 @pytest.mark.parametrize("name", VALUED)
-def test_the_term_is_that_of_the_first_layers_values(name):
+def test_neutreno_term_uses_the_first_layers_values(name):
   plain, faithful = mixer(name), mixer(name, fidelity=0.6)
   params = init(plain)
   y, carry = apply(faithful, params, X)
@@ -66,7 +66,7 @@ def test_the_term_is_that_of_the_first_layers_values(name):
     chex.assert_trees_all_close(y, want, atol=2e-5)
 
 
-def test_causal_attention_with_the_term_sees_no_later_token():
+def test_causal_neutreno_sees_no_later_token():
   layer = mixer("softmax", causal=True, fidelity=0.6)
   params = init(layer)
 
@@ -79,7 +79,7 @@ def test_causal_attention_with_the_term_sees_no_later_token():
   assert moved[5:].all()
 
 
-def test_lambda_learned_and_scheduled():
+def test_neutreno_lambda_is_learned_or_scheduled():
   first = mixer("softmax", fidelity=0.5, learn_fidelity=True)
   _, carry = apply(first, init(first), X)
   assert "fidelity" not in init(first)  # The first layer has no term.
@@ -97,7 +97,7 @@ def test_lambda_learned_and_scheduled():
     chex.assert_trees_all_close(y, want, atol=1e-6)
 
 
-def test_symmetric_attention_asks_with_its_keys():
+def test_symmetric_attention_uses_keys_as_queries():
   layer = mixer("softmax", symmetric=True)
   params = init(layer)
   assert sorted(params) == ["key", "out", "value"]
@@ -107,7 +107,7 @@ def test_symmetric_attention_asks_with_its_keys():
   )
 
 
-def test_the_gaussian_kernel_with_rows_of_sum_one():
+def test_normalised_gaussian_kernel_has_rows_of_sum_one():
   layer = mixer("kernelized", normalize=True)
   params = init(layer)
   ones = jax.tree.map(jnp.zeros_like, params["value"]) | {
@@ -118,7 +118,7 @@ def test_the_gaussian_kernel_with_rows_of_sum_one():
   np.testing.assert_allclose(y, 1, atol=1e-5)
 
 
-def test_feat_scale_scales_the_mean_and_the_rest_apart():
+def test_feat_scale_scales_mean_and_deviation_separately():
   layer, plain = mixer("softmax", feat_scale=True), mixer("softmax")
   params = init(layer)
   own = {k: params.pop(k) for k in list(params) if "feat" in k}
@@ -143,7 +143,7 @@ def test_feat_scale_scales_the_mean_and_the_rest_apart():
     ("softmax", {"fidelity": "0.6"}, "not of type float"),
   ],
 )
-def test_what_cannot_be(name, options, message):
+def test_neutreno_refuses_wrong_options(name, options, message):
   with pytest.raises(ValueError, match=message):
     init(mixer(name, **options))
 
@@ -160,7 +160,7 @@ def build(num_layers, fidelity):
   )
 
 
-def test_the_model_has_lambda_of_the_papers_vision_runs():
+def test_neutreno_model_has_lambda_of_the_papers_vision_runs():
   kw = {"vocab_size": 9, "max_len": 9, "num_classes": 2, "d_model": 8}
   model = models.build("neutreno", num_layers=2, mixer={"num_heads": 2}, **kw)
   block = model.stacks()["encoder"]
@@ -168,7 +168,7 @@ def test_the_model_has_lambda_of_the_papers_vision_runs():
 
 
 @pytest.mark.parametrize("num_layers", long_except((12,), (12, 24)))
-def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
+def test_neutreno_lambda_makes_untrained_tokens_less_alike(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = draws.integers(0, (4, 40), 1, 50)
   model = build(num_layers, 0.6)

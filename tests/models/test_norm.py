@@ -18,7 +18,7 @@ from tests import draws
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-def test_it_is_linens_in_value_and_gradient(monkeypatch, is_cpu):
+def test_layer_norm_has_value_and_gradient_of_linen(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
   keys = jax.random.split(jax.random.key(0), 4)
   x = 3 + 2 * jax.random.normal(keys[0], (2, 5, 6))
@@ -37,7 +37,7 @@ def test_it_is_linens_in_value_and_gradient(monkeypatch, is_cpu):
   chex.assert_trees_all_close(got, want, rtol=2e-5, atol=2e-5)
 
 
-def test_half_precision_is_normalised_in_float32():
+def test_layer_norm_computes_half_precision_in_float32():
   x = draws.normal(0, (2, 4), jnp.bfloat16)
   y, _ = LayerNorm().init_with_output(jax.random.key(0), x)
   assert y.dtype == jnp.float32
@@ -47,7 +47,7 @@ def test_half_precision_is_normalised_in_float32():
   assert g.dtype == x.dtype
 
 
-def test_a_scale_norm_is_of_the_root_of_the_mean_square():
+def test_scale_norm_divides_by_the_root_mean_square():
   x = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
   y = ScaleNorm(1e-3).apply({"params": {"scale": jnp.float32(2.0)}}, x)
   root = np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3)
@@ -66,7 +66,7 @@ def batch():
   return x, mask, params
 
 
-def test_a_batch_norm_has_the_moments_of_the_tokens():
+def test_batch_norm_has_the_moments_of_the_tokens():
   x, mask, params = batch()
   apply = jax.jit(
     lambda params, x: BatchNorm(1e-5).apply(
@@ -93,7 +93,7 @@ def test_a_batch_norm_has_the_moments_of_the_tokens():
   assert dict(sown).keys() == {norm.STATISTICS}
 
 
-def test_the_running_averages_have_no_gradient():
+def test_batch_norm_running_averages_have_no_gradient():
   x, mask, params = batch()
   for train in (True, False):
     grads = jax.grad(
@@ -113,7 +113,7 @@ def test_the_running_averages_have_no_gradient():
       assert bool(jnp.abs(grad).max() > 0) == (not name.startswith("running_"))
 
 
-def test_an_evaluation_depends_on_no_batch_mate():
+def test_batch_norm_evaluation_does_not_depend_on_batch_mates():
   x, mask, params = batch()
   apply = jax.jit(
     lambda x, mask: BatchNorm().apply(
@@ -130,7 +130,7 @@ def test_an_evaluation_depends_on_no_batch_mate():
   np.testing.assert_allclose(apply(x, mask), want, atol=1e-5)
 
 
-def test_a_running_norm_trains_as_it_evaluates_and_moves_its_averages():
+def test_running_norms_train_as_they_evaluate_and_move_averages():
   x, mask, params = batch()
 
   def apply(kind, train):

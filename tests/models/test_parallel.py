@@ -36,7 +36,7 @@ def test_experts_are_spread_where_the_mesh_says_so():
     assert jax.jit(seen)(1.0)[1] == want
 
 
-def test_tokens_that_are_split_stay_where_they_are():
+def test_dot_general_keeps_split_tokens_on_their_devices():
   """One matrix of all tokens would be gathered on every device."""
   devices = np.array(jax.devices()[:4])
   rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def test_tokens_that_are_split_stay_where_they_are():
     ((2, 3, 4, 5), (4, 5, 6), ((2, 3), (0, 1))),
   ],
 )
-def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
+def test_dot_general_flattens_tokens_to_the_same_product(x, w, axes):
   x, w = (draws.normal(len(s), s) for s in (x, w))
   dimensions = (axes, ((), ()))
   want = jax.lax.dot_general(x, w, dimensions)
@@ -76,7 +76,7 @@ def test_tokens_as_one_matrix_are_the_same_product(x, w, axes):
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-def test_sums_by_products_are_sums(monkeypatch, is_cpu):
+def test_row_sums_and_column_sums_are_sums(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
   x = draws.normal(0, (2, 3, 5))
   chex.assert_trees_all_close(row_sums(x), x.sum(-1, keepdims=True), rtol=1e-5)
@@ -89,14 +89,14 @@ def test_sums_by_products_are_sums(monkeypatch, is_cpu):
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-def test_each_sample_is_mapped(monkeypatch, is_cpu):
+def test_each_sample_maps_over_samples(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
   x, y = jnp.arange(6.0).reshape(2, 3), jnp.arange(2.0)
   got = each_sample(lambda x, y: (x[0] * y, x), x, y)
   chex.assert_trees_all_equal(got, (x[:, 0] * y, x))
 
 
-def test_gpus_are_known_by_their_capability(monkeypatch):
+def test_on_one_gpu_compares_the_compute_capability(monkeypatch):
   assert not parallel.on_one_gpu(8.0)
   monkeypatch.setattr(parallel.jax, "default_backend", lambda: "gpu")
   for name, want in (("9.0", True), ("7.5", False), ("gfx90a", False)):
@@ -105,7 +105,7 @@ def test_gpus_are_known_by_their_capability(monkeypatch):
     assert parallel.on_one_gpu(8.0) == want
 
 
-def test_a_portable_program_has_no_form_of_the_device_at_hand():
+def test_portable_disables_device_specific_forms():
   assert parallel.on_one_cpu()
   with parallel.portable():
     assert not parallel.on_one_cpu()

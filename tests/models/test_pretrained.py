@@ -30,7 +30,7 @@ def logits(model, params, x):
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert"])
-def test_logits_are_those_of_transformers(kind):
+def test_load_gives_the_logits_of_transformers(kind):
   model, params = pretrained.load(HERE / kind)
   want = json.loads((HERE / "logits.json").read_text())[kind]
   got = logits(model, params, INPUTS[kind])
@@ -43,7 +43,7 @@ def test_logits_are_those_of_transformers(kind):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_logits_are_those_of_the_installed_transformers(seed, tmp_path):
+def test_load_gives_the_logits_of_the_installed_transformers(seed, tmp_path):
   pytest.importorskip("transformers")
   found, want = make.make(seed)
   for kind, theirs in found.items():
@@ -54,7 +54,7 @@ def test_logits_are_those_of_the_installed_transformers(seed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["transformer", "neutreno"])
-def test_spans_of_pairs_are_those_of_transformers(name, tmp_path):
+def test_load_gives_the_spans_of_transformers(name, tmp_path):
   """Both segments have their vectors, and a head for questions is read."""
   folder = shutil.copytree(HERE / "bert", tmp_path / "bert")
   tensors = safetensors.numpy.load_file(folder / "model.safetensors")
@@ -77,7 +77,7 @@ def test_spans_of_pairs_are_those_of_transformers(name, tmp_path):
   assert "decoder" not in plain
 
 
-def test_positions_of_texts_are_cut_for_shorter_ones():
+def test_load_cuts_text_positions_for_shorter_sequences():
   model, params = pretrained.load(HERE / "bert", max_len=6)
   _, whole = pretrained.load(HERE / "bert")
   short, long = (
@@ -87,7 +87,7 @@ def test_positions_of_texts_are_cut_for_shorter_ones():
   assert logits(model, params, IDS[:, :6]).shape == (3, 3)
 
 
-def test_another_image_and_other_classes():
+def test_load_accepts_another_image_size_and_classes():
   model, params = pretrained.load(HERE / "vit", image=(24, 24, 3))
   x = jnp.zeros((1, 24, 24, 3))
   assert logits(model, params, x).shape == (1, 5)
@@ -110,12 +110,12 @@ def test_another_image_and_other_classes():
     ({"mixer": {"use_bias": False}}, "query.bias.* is in the file alone"),
   ],
 )
-def test_another_architecture_is_refused_by_its_tensors(changes, message):
+def test_load_refuses_another_architecture_by_its_tensors(changes, message):
   with pytest.raises(ValueError, match=f"(?s){message}"):
     pretrained.load(HERE / "vit", **changes)
 
 
-def test_heads_are_compared_though_they_fit():
+def test_load_compares_heads_even_if_shapes_fit():
   model, start = pretrained.load(HERE / "vit", mixer={"num_heads": 2})
   assert models.size(model)
   with pytest.raises(ValueError, match="has 3 heads and the model 2"):
@@ -126,7 +126,7 @@ def test_heads_are_compared_though_they_fit():
     pretrained.parameters(HERE / "vit", ids)
 
 
-def test_names_of_other_releases(tmp_path):
+def test_load_accepts_tensor_names_of_other_releases(tmp_path):
   shutil.copytree(HERE / "bert", tmp_path / "bert")
   tensors = safetensors.numpy.load_file(HERE / "bert" / "model.safetensors")
   renamed = {
@@ -149,7 +149,7 @@ def test_names_of_other_releases(tmp_path):
 
 
 @pytest.mark.parametrize("name", make.DERIVED)
-def test_variants_have_the_logits_of_transformers(name, tmp_path):
+def test_load_of_variants_gives_the_logits_of_transformers(name, tmp_path):
   model, params = pretrained.load(make.derive(name, tmp_path / name))
   want = json.loads((HERE / "logits.json").read_text())[name]
   got = logits(model, params, INPUTS["bert" if name == "decoder" else "vit"])
@@ -157,7 +157,7 @@ def test_variants_have_the_logits_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("length", [5, 10, 12])
-def test_positions_of_texts_are_cut_or_repeated(length):
+def test_load_cuts_or_repeats_text_positions(length):
   """Also 10, which could be an image with a class token."""
   model, params = pretrained.load(HERE / "bert")
   ids = IDS[:, :5]
@@ -177,7 +177,7 @@ def with_fields(folder, kind, **fields):
   return folder
 
 
-def test_positions_are_as_many_as_the_config_says(tmp_path):
+def test_load_refuses_positions_unlike_the_config(tmp_path):
   folder = with_fields(tmp_path / "a", "bert", max_position_embeddings=8)
   with pytest.raises(ValueError, match="1 tensors differ.*\n.*positions"):
     pretrained.load(folder)
@@ -186,9 +186,7 @@ def test_positions_are_as_many_as_the_config_says(tmp_path):
 @pytest.mark.parametrize(
   "name", ["TokenClassification", "QuestionAnswering", "MultipleChoice"]
 )
-def test_the_head_of_another_task_is_not_taken_for_one_of_classes(
-  name, tmp_path
-):
+def test_load_does_not_take_the_head_of_another_task(name, tmp_path):
   architectures = [f"BertFor{name}"]
   folder = with_fields(tmp_path / "a", "bert", architectures=architectures)
   with pytest.raises(ValueError, match=rf"{name}\).*give num_classes=N"):
@@ -207,7 +205,7 @@ def test_the_head_of_another_task_is_not_taken_for_one_of_classes(
     pretrained.load(folder)
 
 
-def test_what_cannot_be_read(tmp_path):
+def test_load_refuses_incomplete_folders(tmp_path):
   with pytest.raises(ValueError, match=r"There is no .*config.json"):
     pretrained.load(tmp_path)
   shutil.copytree(HERE / "vit", tmp_path / "vit")
@@ -240,7 +238,7 @@ WHOLE = (HERE / "vit" / "model.safetensors").read_bytes()
   "content",
   [b"", b"cut short", b"PK\x03\x04" + bytes(100), WHOLE[:-1], WHOLE[:200]],
 )
-def test_a_damaged_file_of_weights_is_named(tmp_path, content):
+def test_load_names_a_damaged_file_of_weights(tmp_path, content):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   (tmp_path / "vit" / "model.safetensors").write_bytes(content)
   message = r"vit/model.safetensors cannot be read \(.*Fetch the file again"
@@ -249,7 +247,7 @@ def test_a_damaged_file_of_weights_is_named(tmp_path, content):
 
 
 @pytest.mark.parametrize("content", ["{", '{"weight_map": {"a": "../../b"}}'])
-def test_weights_in_several_files_are_refused(tmp_path, content):
+def test_load_refuses_weights_in_several_files(tmp_path, content):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   (tmp_path / "vit" / "model.safetensors").unlink()
   (tmp_path / "vit" / "model.safetensors.index.json").write_text(content)
@@ -268,7 +266,7 @@ def changed(folder, name, change):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
-def test_values_that_are_not_finite_are_refused(tmp_path, value):
+def test_load_refuses_values_that_are_not_finite(tmp_path, value):
   name = "vit.encoder.layer.1.output.dense.weight"
 
   def change(x):
@@ -304,7 +302,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path, value):
     ),
   ],
 )
-def test_tensors_of_another_order_are_refused(tmp_path, kind, name, change):
+def test_load_refuses_transposed_tensors(tmp_path, kind, name, change):
   folder = changed(tmp_path / kind, name, lambda x: np.asarray(change(x)))
   with pytest.raises(ValueError, match="1 tensors differ"):
     pretrained.load(folder)

@@ -47,7 +47,7 @@ def names(objective):
 
 
 @pytest.mark.parametrize("name", long_except("transformer", names("masked")))
-def test_every_bidirectional_mixer_predicts_masked_tokens(name):
+def test_masked_model_of_every_bidirectional_mixer_has_log_probabilities(name):
   model = build("masked_tokens", name, mixer=SMALL.get(name, {}))
   params = initial.params(model, IDS)
   log_p = model.apply({"params": params}, IDS, train=False)
@@ -70,7 +70,7 @@ def has_causal_form(name):
   "name", long_except(("transformer", "rglru"), names("next"))
 )
 @pytest.mark.parametrize("kind", ["tokens", "values"])
-def test_no_prediction_of_what_follows_sees_it(name, kind):
+def test_next_model_does_not_see_its_target(name, kind):
   model = build(f"next_{kind}", name)
   x = IDS if kind == "tokens" else VALUES
   params = initial.params(model, x)
@@ -81,7 +81,7 @@ def test_no_prediction_of_what_follows_sees_it(name, kind):
   assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-6
 
 
-def test_a_masked_number_is_told_from_all_others():
+def test_masked_model_marks_masked_numbers():
   model = build("masked_values")
   masked = VALUES.at[0, 3].set(jnp.nan)
   params = initial.params(model, VALUES)
@@ -104,7 +104,7 @@ def test_a_masked_number_is_told_from_all_others():
     assert np.isfinite(leaf).all()
 
 
-def test_pixels_in_classes_are_read_as_numbers():
+def test_next_model_of_pixel_classes_reads_numbers():
   model = build("masked_tokens", vocab_size=0, num_classes=256)
   masked = VALUES.at[0, 3].set(jnp.nan)
   params = initial.params(model, VALUES)
@@ -113,7 +113,7 @@ def test_pixels_in_classes_are_read_as_numbers():
   assert np.isfinite(log_p).all()
 
 
-def test_a_class_token_has_no_target():
+def test_reconstruction_model_gives_the_class_token_no_target():
   model = build("masked_tokens", pool="cls")
   params = initial.params(model, IDS)
   assert model.apply({"params": params}, IDS, train=False).shape == (2, 8, 9)
@@ -133,6 +133,8 @@ def test_a_class_token_has_no_target():
     ("masked_values", {"image": (8, 8, 3), "patch_size": 4}, "has images"),
   ],
 )
-def test_what_an_objective_cannot_have(objective, options, message):
+def test_reconstruction_objectives_refuse_wrong_options(
+  objective, options, message
+):
   with pytest.raises(ValueError, match=message):
     build(objective, **options)

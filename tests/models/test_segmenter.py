@@ -46,7 +46,7 @@ def logits_of(model, params, images=IMAGES):
     ("transject", "mean"),
   ],
 )
-def test_every_pixel_has_scores(name, pool, strict):
+def test_segmenter_scores_every_pixel(name, pool, strict):
   model = build(name, pool=pool)
   params = init(model)
   logits = logits_of(model, params)
@@ -58,7 +58,7 @@ def test_every_pixel_has_scores(name, pool, strict):
 
 
 @pytest.mark.long
-def test_scores_are_cosines_normalised_and_interpolated():
+def test_segmenter_scores_are_interpolated_normalised_cosines():
   model = build(head={"num_layers": 1, "dropout_rate": 0.0})
   params = init(model)
   logits, state = model.apply(
@@ -77,7 +77,7 @@ def test_scores_are_cosines_normalised_and_interpolated():
   np.testing.assert_allclose(logits[:, 0, 0], own[:, 0, 0], atol=1e-5)
 
 
-def test_the_decoder_is_held_to_its_own_first_values():
+def test_segmenter_decoder_fidelity_uses_its_own_first_values():
   plain, faithful = (
     build("transformer", head={"num_layers": n}) for n in (1, 2)
   )
@@ -94,7 +94,7 @@ def test_the_decoder_is_held_to_its_own_first_values():
   assert models.size(faithful) > models.size(plain)
 
 
-def test_the_decoder_alone_drops_attention_weights():
+def test_segmenter_decoder_dropout_acts_in_training_only():
   """In training; by default it drops what the encoder's mixer does."""
   variables = {"params": init(build("transformer"))}
 
@@ -122,7 +122,7 @@ def test_the_decoder_alone_drops_attention_weights():
   assert jnp.abs(encoder_alone - both).max() > 1e-3
 
 
-def test_every_class_is_seen_by_every_other():
+def test_segmenter_classes_attend_to_each_other():
   model = build("transformer", head={"num_layers": 2, "dropout_rate": 0.0})
   params = init(model)
   own = params["decoder"]["classes"]
@@ -134,13 +134,13 @@ def test_every_class_is_seen_by_every_other():
     assert (jnp.abs(moved - plain).max((1, 2)) > 1e-4).all()
 
 
-def test_a_zero_vector_has_no_direction_and_a_gradient():
+def test_unit_of_a_zero_vector_has_a_finite_gradient():
   grad = jax.grad(lambda x: unit(x).sum())(jnp.zeros((2, 3)))
   assert jnp.isfinite(grad).all()
   np.testing.assert_allclose(jnp.linalg.norm(unit(IMAGES), axis=-1), 1, 1e-6)
 
 
-def test_what_cannot_be_segmented():
+def test_segmenter_refuses_wrong_options():
   with pytest.raises(ValueError, match=r"patch_size=5.*12 x 8"):
     build(patch_size=5)
   with pytest.raises(ValueError, match="takes images"):

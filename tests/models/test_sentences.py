@@ -20,7 +20,7 @@ SIZES = dict(
 IDS = jnp.array([[[2, 5, 3, 0], [2, 6, 7, 3]], [[2, 8, 9, 3], [2, 5, 3, 0]]])
 
 
-def test_a_vector_does_not_depend_on_its_pair():
+def test_sentence_vector_does_not_depend_on_its_pair():
   model = models.build("transformer", pool="first", **SIZES)
   params = initial.params(model, IDS)
   vectors = model.apply({"params": params}, IDS, train=False)
@@ -30,7 +30,7 @@ def test_a_vector_does_not_depend_on_its_pair():
   np.testing.assert_allclose(swapped[:, ::-1], vectors, atol=1e-6)
 
 
-def test_the_layer_is_for_training():
+def test_sentence_model_uses_its_layer_in_training_only():
   model = models.build(
     "transformer", head_dim=5, head_activation="tanh", **SIZES
   )
@@ -44,7 +44,7 @@ def test_the_layer_is_for_training():
   np.testing.assert_allclose(trained, want, atol=1e-5)
 
 
-def test_dropout_differs_between_the_two_of_a_pair():
+def test_sentence_dropout_differs_within_a_pair():
   model = models.build("transformer", dropout_rate=0.5, **SIZES)
   params = initial.params(model, IDS)
   same = jnp.stack([IDS[:, 0], IDS[:, 0]], 1)
@@ -61,6 +61,6 @@ def test_dropout_differs_between_the_two_of_a_pair():
     ("rglru", {"pool": "cls"}, "puts a token in front"),
   ],
 )
-def test_what_it_cannot_have(name, options, message):
+def test_sentence_model_refuses_wrong_options(name, options, message):
   with pytest.raises(ValueError, match=message):
     models.build(name, **SIZES | options)

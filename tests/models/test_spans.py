@@ -21,7 +21,7 @@ def built(request):
   return model, initial.params(model, ids), ids
 
 
-def test_padding_has_the_lowest_logits_and_is_not_read(built):
+def test_span_logits_of_padding_are_lowest(built):
   model, params, ids = built
   apply = jax.jit(lambda ids: model.apply({"params": params}, ids, train=False))
   logits = apply(ids)
@@ -34,7 +34,7 @@ def test_padding_has_the_lowest_logits_and_is_not_read(built):
   )
 
 
-def test_the_second_part_has_a_vector_of_its_own(built):
+def test_span_model_adds_a_segment_vector_to_the_second_part(built):
   model, params, ids = built
   segments = second_part(ids, 3)
   np.testing.assert_array_equal(
@@ -60,6 +60,6 @@ def test_the_second_part_has_a_vector_of_its_own(built):
     ({"head": {"tied": True}}, "option of head 'tied'"),
   ],
 )
-def test_what_it_cannot_have(options, message):
+def test_span_model_refuses_wrong_options(options, message):
   with pytest.raises(ValueError, match=message):
     models.build("transformer", objective="spans", **SIZES | options)

@@ -79,7 +79,7 @@ def begun(source, start, **options):
   return transplant(start, source, **{**vocabularies, **options})
 
 
-def test_the_same_task_gives_the_same_logits():
+def test_transplant_to_the_same_task_gives_the_same_logits():
   model, source = built()
   _, start = built(seed=1)
   got = begun(source, start, same_task=True)
@@ -90,7 +90,7 @@ def test_the_same_task_gives_the_same_logits():
   assert not got.resized
 
 
-def test_another_task_has_a_new_head():
+def test_transplant_to_another_task_has_a_new_head():
   (_, source), (_, start) = built(), built(seed=1)
   got = begun(source, start)
   assert got.new == ("head/logits/bias", "head/logits/kernel")
@@ -105,7 +105,7 @@ def test_another_task_has_a_new_head():
   assert begun(source, more, same_task=True).new == got.new
 
 
-def test_a_classifier_begins_with_a_language_model():
+def test_transplant_of_a_language_model_into_a_classifier():
   _, source = built(objective="language_model", num_classes=0)
   _, start = built(seed=1)
   got = begun(source, start)
@@ -114,7 +114,7 @@ def test_a_classifier_begins_with_a_language_model():
   assert not any(path.startswith("encoder/") for path in got.unused)
 
 
-def test_a_softmax_model_becomes_neutreno():
+def test_transplant_of_softmax_into_neutreno():
   _, source = built(num_layers=2)
   held = {"num_layers": 2, "mixer": {"learn_fidelity": True}}
   _, start = built("neutreno", 1, **held)
@@ -134,13 +134,15 @@ def test_a_softmax_model_becomes_neutreno():
     ({"positions": "learned"}, r"embedding/positions .* is not there"),
   ],
 )
-def test_another_architecture_is_refused_by_its_arrays(options, message):
+def test_transplant_refuses_another_architecture_by_its_arrays(
+  options, message
+):
   (_, source), (_, start) = built(), built(**options)
   with pytest.raises(ValueError, match=message):
     begun(source, start, name="runs/x")
 
 
-def test_vocabularies_that_end_otherwise():
+def test_transplant_resizes_the_vocabulary():
   (_, source), (_, start) = built(vocab_size=10), built(seed=1)
   longer = (*LETTERS, "<mask>")
   got = begun(source, start, source_vocabulary=longer)
@@ -155,14 +157,14 @@ def test_vocabularies_that_end_otherwise():
   np.testing.assert_array_equal(table, np.concatenate([ours, theirs[9:]]))
 
 
-def test_another_vocabulary_is_refused_though_it_has_the_same_size():
+def test_transplant_refuses_another_vocabulary_of_the_same_size():
   (_, source), (_, start) = built(), built(seed=1)
   with pytest.raises(ValueError, match="id 2 is 'B' there and 'b' here"):
     begun(source, start, source_vocabulary=tuple("_aBcdefgh"))
 
 
 @pytest.mark.parametrize("length", [4, 6, 11])
-def test_positions_of_sequences(length):
+def test_transplant_interpolates_sequence_positions(length):
   (_, source), (_, start) = (
     built(positions="learned", seed=seed, max_len=n)
     for seed, n in enumerate((6, length))
@@ -178,7 +180,7 @@ def test_positions_of_sequences(length):
     np.testing.assert_allclose(table[0], theirs[0], rtol=1e-6)
 
 
-def test_a_class_token_keeps_its_position():
+def test_transplant_keeps_the_position_of_the_class_token():
   (_, source), (_, start) = (
     built(positions="learned", pool="cls", seed=seed, max_len=n)
     for seed, n in enumerate((6, 12))
@@ -190,7 +192,7 @@ def test_a_class_token_keeps_its_position():
   np.testing.assert_allclose(got[1], theirs[1], rtol=1e-6)
 
 
-def test_adaptive_tables_need_the_same_vocabulary_too():
+def test_transplant_refuses_adaptive_tables_of_another_vocabulary():
   options = {"objective": "language_model", "num_classes": 0}
   options["embedding"] = {"cutoffs": (3, 6)}
   (_, source), (_, start) = (built(seed=s, **options) for s in (0, 1))
@@ -198,13 +200,13 @@ def test_adaptive_tables_need_the_same_vocabulary_too():
     begun(source, start, source_vocabulary=LETTERS[::-1])
 
 
-def test_another_width_is_refused_with_the_table_of_tokens():
+def test_transplant_refuses_another_width():
   (_, source), (_, start) = built(), built(d_model=16)
   with pytest.raises(ValueError, match=r"(?s)differ.*tokens/embedding is"):
     begun(source, start)
 
 
-def test_positions_between_positions():
+def test_resize_positions_interpolates_a_grid_and_refuses_others():
   table = np.random.default_rng(0).normal(size=(17, 3)).astype(np.float32)
   assert module.resize_positions(table, 17) is table
   wide = module.resize_positions(table, 65)
@@ -224,7 +226,7 @@ def test_positions_between_positions():
       module.resize_positions(table, count)
 
 
-def test_positions_are_interpolated_as_those_of_deit():
+def test_resize_positions_is_the_bicubic_interpolation_of_deit():
   """Numbers of PyTorch's interpolate(mode="bicubic", align_corners=False)."""
   grid = np.array([[0, 1, 4], [2, 8, -1], [5, 3, 7]], np.float32)
   for want in PYTORCH:
@@ -239,7 +241,7 @@ def test_positions_are_interpolated_as_those_of_deit():
   )
 
 
-def test_enlarged_patches_have_the_embedding_of_patches():
+def test_resize_patches_embeds_enlarged_images_alike():
   """Of an image that is enlarged as the filters are, to rounding."""
   rng = np.random.default_rng(0)
   kernel = rng.normal(size=(4 * 4 * 3, 5)).astype(np.float32)
@@ -252,7 +254,7 @@ def test_enlarged_patches_have_the_embedding_of_patches():
   assert module.resize_patches(kernel, 7, 3) is None
 
 
-def test_a_segmenter_begins_with_a_classifier_of_smaller_images():
+def test_transplant_of_a_classifier_into_a_segmenter_of_larger_images():
   image = {"vocab_size": 0, "pool": "cls", "positions": "learned"}
   _, source = built(image=(8, 8, 3), patch_size=4, **image)
   model, start = built(

@@ -14,7 +14,7 @@ IDS = draws.integers(0, (2, 6), 1, 30)
 
 
 @pytest.mark.parametrize("name", ["transformer", "random_transject"])
-def test_outputs_are_those_of_the_parameters_alone(name):
+def test_make_variables_gives_the_outputs_of_the_parameters(name):
   model = models.build(
     name, vocab_size=30, max_len=6, num_classes=2, d_model=8, num_layers=2
   )
@@ -29,7 +29,7 @@ def test_outputs_are_those_of_the_parameters_alone(name):
   assert jnp.isfinite(model.apply(variables, IDS, train=False)).all()
 
 
-def test_every_weight_matrix_of_a_transformer_can_be_orthogonal():
+def test_make_variables_makes_every_transformer_matrix_orthogonal():
   d, mlp_dim = 8, 24
   model = models.build(
     "transformer_orthogonal",
@@ -90,7 +90,7 @@ class Owner(nn.Module):
     ({"mlp_dim": 16, "init_std": 0.02}, "leave one of the two out"),
   ],
 )
-def test_orthogonal_kernels_that_cannot_be_are_refused(block, message):
+def test_orthogonal_kernels_refuse_wrong_shapes(block, message):
   model = models.build(
     "transformer",
     vocab_size=30,

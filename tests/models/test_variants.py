@@ -28,16 +28,16 @@ def check_variant(name):
     assert not options
 
 
-def test_a_name_stands_for_a_mixer_in_a_block():
+def test_variants_name_a_registered_mixer_and_block():
   assert_all(check_variant, zip(MODELS), least=20)
 
 
-def test_every_mixer_has_a_model():
+def test_variants_cover_every_mixer():
   mixers = {variant.mixer for variant in MODELS.values()}
   assert mixers - {""} == {*MIXERS}
 
 
-def test_names_of_papers_stand_for_their_options():
+def test_variants_of_papers_have_their_options():
   assert MODELS["transformer"] == Variant("softmax", "pre_norm", {}, {}, "")
   assert MODELS["transformer_rezero"].block == "rezero"
   assert MODELS["transformer_orthogonal"].fixed == {"orthogonal": True}
@@ -108,7 +108,7 @@ def row(name):
   return f"| {' | '.join(cells)} |"
 
 
-def test_the_document_lists_all_models(request):
+def test_mixers_page_lists_all_variants(request):
   path = request.config.rootpath / "docs" / "mixers.md"
   lines = path.read_text().splitlines()
   header = f"| {' | '.join(TITLES)} |"
@@ -130,5 +130,5 @@ def check_docstring(name):
     assert cells[5] != "no", "Write `No causal form: REASON.` there."
 
 
-def test_a_mixer_says_where_it_is_from_and_why_it_is_not_causal():
+def test_mixer_docstrings_have_source_and_reason_for_no_causal_form():
   assert_all(check_docstring, zip(MODELS), least=20)

@@ -24,7 +24,7 @@ def mapped(a, name, base=None):
 
 @pytest.mark.parametrize("name", MAPS)
 @given(seed=st.integers(0, 99), d=st.sampled_from([1, 2, 3, 8]))
-def test_parameters_of_a_rotation_map_to_it(name, seed, d):
+def test_parameters_of_a_rotation_map_back_to_it(name, seed, d):
   q = rotations(seed, d)
   try:
     a = orthogonal.parameters(q, name)
@@ -36,7 +36,7 @@ def test_parameters_of_a_rotation_map_to_it(name, seed, d):
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_base_moves_what_can_be_reached(name):
+def test_parameters_with_a_base_reach_other_matrices(name):
   half_turn = np.diag([-1.0, -1.0, 1.0])[None]
   turned = half_turn @ mapped(0.3 * np.ones((1, 3, 3)), "cayley")
   a = orthogonal.parameters(turned, name, base=half_turn)
@@ -47,12 +47,12 @@ def test_a_base_moves_what_can_be_reached(name):
 
 
 @pytest.mark.parametrize("name", ["cayley", "householder"])
-def test_what_a_map_cannot_reach(name):
+def test_parameters_refuse_matrices_a_map_cannot_reach(name):
   with pytest.raises(ValueError, match=r"Matrix 0 .*Give a base.*'expm'"):
     orthogonal.parameters(np.diag([-1.0, -1.0, 1.0]), name)
 
 
-def test_the_exponential_reaches_half_turns():
+def test_parameters_of_expm_reach_half_turns():
   q = rotations(0, 6, 1)[0]
   q = q @ np.diag([-1.0, -1, -1, -1, 1, 1]) @ q.T
   a = orthogonal.parameters(q, "expm")
@@ -60,7 +60,7 @@ def test_the_exponential_reaches_half_turns():
 
 
 @pytest.mark.parametrize("name", sorted({*MAPS} - {"matrix"}))
-def test_reflections_are_beyond_all_maps_without_a_base(name):
+def test_parameters_refuse_reflections_without_a_base(name):
   mirror = np.diag([1.0, -1.0, 1.0])
   with pytest.raises(ValueError, match=r"determinant -1.*Give a base"):
     orthogonal.parameters(mirror, name)
@@ -68,7 +68,7 @@ def test_reflections_are_beyond_all_maps_without_a_base(name):
   np.testing.assert_allclose(mapped(a, name, mirror), mirror, atol=1e-12)
 
 
-def test_what_is_not_orthogonal():
+def test_parameters_refuse_matrices_that_are_not_orthogonal():
   with pytest.raises(ValueError, match=r"Matrix 1 is not orthogonal.*polar"):
     orthogonal.parameters(np.stack([np.eye(3), 2 * np.eye(3)]), "expm")
   with pytest.raises(ValueError, match="orthogonal map 'qr'.*cayley"):

@@ -10,7 +10,7 @@ from jaxformers import orthogonal
 from jaxformers.orthogonal import exponential
 
 
-def test_the_polynomial_of_the_exponential_is_taylors():
+def test_expm_polynomial_has_the_taylor_coefficients():
   b1, b2, b3, b4 = (np.polynomial.Polynomial(c) for c in exponential.TAYLOR)
   a = b3 + b4 * b4
   found = ((b2 + a) * a + b1).coef
@@ -22,7 +22,7 @@ def test_the_polynomial_of_the_exponential_is_taylors():
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 30.0])
-def test_the_exponential_is_that_of_scipy(scale):
+def test_expm_is_that_of_scipy(scale):
   a = np.random.default_rng(0).normal(size=(2, 9, 9)) * scale
   s = np.tril(a, -1) - np.tril(a, -1).swapaxes(1, 2)
   with jax.enable_x64(True):

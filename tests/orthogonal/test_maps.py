@@ -26,7 +26,7 @@ def arrays(seed, d, scale, count=2):
 
 @pytest.mark.parametrize("name", MAPS)
 @given(seed=st.integers(0, 99), d=small, scale=scales)
-def test_the_result_is_a_rotation(name, seed, d, scale):
+def test_maps_give_rotations(name, seed, d, scale):
   q = compiled[name](arrays(seed, d, scale))
   chex.assert_tree_all_finite(q)
   assert float(defect(q).max()) <= 5e-6
@@ -35,13 +35,13 @@ def test_the_result_is_a_rotation(name, seed, d, scale):
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("scale", [1.5 / 512**0.5, 1.0])
-def test_the_defect_at_512(name, scale):
+def test_maps_defect_at_size_512_is_small(name, scale):
   q = compiled[name](arrays(0, 512, scale, 1))
   assert float(defect(q).max()) <= 5e-6
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_zero_gives_the_identity_and_the_upper_triangle_is_not_read(name):
+def test_maps_of_zero_are_the_identity_and_ignore_the_upper_triangle(name):
   a = arrays(0, 7, 1.0)
   a = np.asarray(a)
   eye = np.broadcast_to(np.eye(7, dtype=a.dtype), a.shape)
@@ -58,7 +58,7 @@ def test_cayley_is_its_formula_in_float64():
     chex.assert_trees_all_close(np.asarray(cayley(a)), want, atol=1e-12)
 
 
-def test_the_maps_agree_to_second_order():
+def test_cayley_and_expm_agree_to_second_order():
   a = 1e-2 * arrays(0, 6, 1.0)
   chex.assert_trees_all_close(cayley(a), expm(a), atol=1e-5)
   assert not np.allclose(cayley(a), np.eye(6), atol=1e-3)
@@ -66,7 +66,7 @@ def test_the_maps_agree_to_second_order():
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("d", [3, 37])
-def test_the_gradient_is_that_of_finite_differences(name, d):
+def test_maps_gradient_matches_finite_differences(name, d):
   with jax.enable_x64(True):
     a = np.random.default_rng(1).normal(size=(2, d, d)) / d**0.5
     w = np.random.default_rng(2).normal(size=(2, d, d))
@@ -82,27 +82,27 @@ def test_the_gradient_is_that_of_finite_differences(name, d):
     np.testing.assert_allclose(slope, difference, rtol=1e-7)
 
 
-def test_the_initializer_spreads_the_angles():
+def test_initializer_spreads_the_angles():
   a = orthogonal.initializer(jax.random.key(0), (1, 128, 128))
   angles = np.abs(np.angle(np.linalg.eigvals(np.asarray(expm(a))[0])))
   assert 2.5 < angles.max() < np.pi
   assert 1.0 < angles.mean() < 1.6
 
 
-def test_maps_are_strict(strict):
+def test_maps_need_no_type_or_rank_promotion(strict):
   chex.assert_shape(orthogonal.cayley(arrays(0, 5, 1.0)), (2, 5, 5))
   chex.assert_shape(orthogonal.expm(arrays(0, 5, 1.0)), (2, 5, 5))
 
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("scale", [10.0, 1000.0])
-def test_the_result_is_a_rotation_far_from_zero_too(name, scale):
+def test_maps_give_rotations_far_from_zero(name, scale):
   q = compiled[name](arrays(0, 64, scale))
   assert float(defect(q).max()) <= 5e-6
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_matrix_that_is_not_finite_leaves_the_others_alone(name):
+def test_maps_of_a_nan_matrix_leave_the_rest_of_the_batch(name):
   a = arrays(0, 8, 30.0, 3)
   broken = np.array(a)
   broken[1] = np.nan
@@ -122,7 +122,7 @@ def of_norm(norm, d, count=2):
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("d", [3, 4, 33])
-def test_the_result_is_a_rotation_up_to_the_greatest_number(name, d):
+def test_maps_give_rotations_up_to_the_greatest_float32(name, d):
   """Odd sizes have an eigenvalue 0, and lose digits first."""
   mapping = orthogonal.MAPS[name]
   slope = jax.jit(jax.grad(lambda a: jnp.sin(mapping(a)).sum()))
@@ -137,7 +137,7 @@ def test_the_result_is_a_rotation_up_to_the_greatest_number(name, d):
 
 @pytest.mark.parametrize("d", [3, 33])
 @pytest.mark.parametrize("norm", [300, 3e3, 3e4])
-def test_a_long_cayley_map_is_its_formula_and_so_is_its_gradient(norm, d):
+def test_cayley_of_large_norm_and_its_gradient_are_the_formula(norm, d):
   def sine(a):
     return jnp.sin(orthogonal.cayley(a)).sum()
 
@@ -158,7 +158,7 @@ def test_a_long_cayley_map_is_its_formula_and_so_is_its_gradient(norm, d):
 
 
 @pytest.mark.parametrize("name", ["cayley", "expm"])
-def test_beyond_its_range_a_map_depends_on_the_direction_alone(name):
+def test_maps_beyond_their_range_depend_on_the_direction_only(name):
   mapping = compiled[name]
   a = of_norm(1e7, 5)
   chex.assert_trees_all_close(mapping(a), mapping(1e20 * a), atol=0.05)
@@ -169,7 +169,7 @@ def test_beyond_its_range_a_map_depends_on_the_direction_alone(name):
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_long_matrix_leaves_the_others_alone(name):
+def test_maps_of_a_large_matrix_leave_the_rest_of_the_batch(name):
   mapping = compiled[name]
   a = np.concatenate([arrays(0, 5, 1.0), of_norm(1e6, 5)])
   want = np.concatenate([mapping(part) for part in np.split(a, 2)])
@@ -178,7 +178,7 @@ def test_a_long_matrix_leaves_the_others_alone(name):
 
 
 @pytest.mark.parametrize("name", ["cayley", "householder"])
-def test_forward_mode(name):
+def test_maps_have_forward_mode_derivatives(name):
   a, da = arrays(0, 5, 1.0), arrays(1, 5, 1.0)
   mapping = orthogonal.MAPS[name]
   _, tangent = jax.jit(lambda a, da: jax.jvp(mapping, (a,), (da,)))(a, da)
@@ -199,7 +199,7 @@ def test_householder_is_the_product_of_its_reflections():
 
 
 @pytest.mark.parametrize("name", sorted(orthogonal.MAPS))
-def test_a_base_stands_before_the_map(name):
+def test_maps_multiply_the_base_from_the_left(name):
   a, base = arrays(0, 5, 0.3), expm(arrays(1, 5, 1.0))
   if name == "matrix":
     a = expm(a)
@@ -212,7 +212,7 @@ def test_a_base_stands_before_the_map(name):
   "name", long_except(("cayley", "matrix"), sorted(orthogonal.MAPS))
 )
 @pytest.mark.slow
-def test_matrices_stay_orthogonal_over_10000_steps(name):
+def test_maps_stay_orthogonal_over_10000_steps(name):
   """And the maps end, every time: products alone cannot hang."""
   leaf = orthogonal.parameter_name("u", name)
   start = arrays(0, 8, 0.5)

@@ -7,7 +7,7 @@ from jaxformers.orthogonal import products
 
 
 @pytest.mark.parametrize("d", [1, 2, 31, 32, 33, 70])
-def test_the_inverse_of_a_matrix_of_positive_symmetric_part(d):
+def test_inverse_of_a_matrix_of_positive_symmetric_part(d):
   rng = np.random.default_rng(d)
   with jax.enable_x64(True):
     s = rng.normal(size=(2, 3, d, d))
@@ -16,7 +16,7 @@ def test_the_inverse_of_a_matrix_of_positive_symmetric_part(d):
     np.testing.assert_allclose(found, np.linalg.inv(m), atol=1e-11)
 
 
-def test_the_gradient_of_the_inverse_is_that_of_jax():
+def test_inverse_gradient_is_that_of_jax():
   with jax.enable_x64(True):
     s = np.random.default_rng(0).normal(size=(2, 9, 9))
     m = jnp.asarray(np.eye(9) + s - s.swapaxes(-1, -2))
@@ -26,7 +26,7 @@ def test_the_gradient_of_the_inverse_is_that_of_jax():
     np.testing.assert_allclose(ours, jaxs, atol=1e-12)
 
 
-def test_polishing_squares_the_defect_and_passes_gradients_by():
+def test_reorthogonalize_squares_the_defect_and_keeps_gradients():
   with jax.enable_x64(True):
     q = jnp.asarray(
       np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]

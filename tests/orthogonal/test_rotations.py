@@ -42,21 +42,21 @@ def test_rotations_are_one_call_for_each_size(monkeypatch):
   assert sorted(calls) == [(1, 2, 2), (6, 4, 4)]
 
 
-def test_half_precision_parameters_give_float32_rotations():
+def test_rotations_of_half_precision_parameters_are_float32():
   a = {"u_skew": arrays(0, 8, 1.0).astype(jnp.bfloat16)}
   q = orthogonal.rotations(a, "cayley")["u_skew"]
   assert q.dtype == jnp.float32
   assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
 
 
-def test_an_unknown_map():
+def test_rotations_refuse_an_unknown_map():
   with pytest.raises(
     ValueError, match="orthogonal map 'qr'.*cayley, expm, householder, matrix"
   ):
     orthogonal.rotations({}, "qr")
 
 
-def test_a_base_stands_before_what_is_mapped():
+def test_rotations_multiply_the_base_from_the_left():
   a = {"layer": {"u_skew": arrays(0, 5, 1.0, 3)}}
   bases = orthogonal.rotations(
     {"layer": {"u_skew": arrays(1, 5, 1.0, 3)}}, "expm"
@@ -67,7 +67,7 @@ def test_a_base_stands_before_what_is_mapped():
   assert not np.allclose(q, orthogonal.cayley(a["layer"]["u_skew"]), atol=0.1)
 
 
-def test_matrices_are_named_for_what_they_are():
+def test_parameter_name_says_skew_or_orthogonal():
   assert orthogonal.parameter_name("u", "cayley") == "u_skew"
   assert orthogonal.parameter_name("u", "matrix") == "u_orthogonal"
   q = orthogonal.expm(arrays(0, 5, 1.0, 3))

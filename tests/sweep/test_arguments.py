@@ -8,9 +8,7 @@ from jaxformers.sweep import arguments
 from jaxformers.sweep.runs import Sweep
 
 
-def test_missing_data_are_named_and_failures_end_with_status_1(
-  tmp_path, capsys
-):
+def test_report_names_missing_data_and_exits_with_status_1(tmp_path, capsys):
   args = argparse.Namespace(workdir=tmp_path, slurm=None)
   sweep = arguments.make_sweep(args, ["--config.total_steps=1"])
   assert type(sweep) is Sweep and sweep.overrides == ["--config.total_steps=1"]
@@ -26,7 +24,7 @@ def test_missing_data_are_named_and_failures_end_with_status_1(
     arguments.print_outcome(sweep, strict=False)
 
 
-def test_an_axis_is_not_overridden():
+def test_check_overrides_refuses_an_axis_of_the_sweep():
   with pytest.raises(ValueError, match="batch_size is also an axis"):
     arguments.check_overrides(
       ["--config.batch_size=3"], [("batch_size", ("1", "2"))]

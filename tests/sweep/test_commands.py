@@ -37,9 +37,7 @@ time.sleep(60)
     (signal.SIGKILL, True),
   ],
 )
-def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
-  tmp_path, number, saves
-):
+def test_sweep_passes_a_signal_to_its_run_and_ends(tmp_path, number, saves):
   """The sweep waits for a run that saves, and for one that does not."""
   (tmp_path / "run.py").write_text(
     RUN if saves else RUN.replace("signal.signal", "#")
@@ -63,7 +61,7 @@ def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
   assert not (tmp_path / "went on").exists()
 
 
-def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
+def test_job_checkpoint_saves_and_resubmits(tmp_path, monkeypatch):
   (tmp_path / "run.py").write_text(RUN)
   job = commands.Job([sys.executable, str(tmp_path / "run.py")])
   monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
@@ -88,11 +86,11 @@ def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
-def test_the_status_of_a_command(status):
+def test_call_returns_the_status_of_a_command(status):
   code = f"raise SystemExit({status})"
   assert commands.call([sys.executable, "-c", code]) == status
 
 
-def test_a_command_that_was_told_to_end_ends_the_sweep():
+def test_call_exits_after_a_terminated_command():
   with pytest.raises(SystemExit, match="143"):
     commands.call([sys.executable, "-c", "raise SystemExit(143)"])

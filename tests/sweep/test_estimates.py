@@ -15,7 +15,7 @@ def load(tmp_path, name="2", **options):
   return [sweep.load_config(cell, 0) for cell in cells]
 
 
-def test_hours_and_memory_follow_from_the_cost_of_an_example(tmp_path):
+def test_estimate_gives_hours_and_memory_from_the_cost_of_an_example(tmp_path):
   (config, *_) = load(tmp_path, models=["transformer"])
   data = plans.DATA["listops"]
   count = cost.Cost(
@@ -41,7 +41,7 @@ def test_hours_and_memory_follow_from_the_cost_of_an_example(tmp_path):
   assert pair.gigabytes == pytest.approx((4 * 8 * 10 + state) / 1e9)
 
 
-def test_a_layer_times_the_layers_is_the_cost_of_the_model(tmp_path):
+def test_estimate_all_matches_the_cost_of_the_model(tmp_path):
   configs = load(tmp_path, size="tiny", models=["transformer"])[:2]
   known = [plans.DATA["listops"], plans.DATA["text"]]
   found = estimates.estimate_all(configs, known, rate=1e12)
@@ -55,7 +55,7 @@ def test_a_layer_times_the_layers_is_the_cost_of_the_model(tmp_path):
     assert one.steps == config.total_steps
 
 
-def test_the_rate_is_one_of_this_machine():
+def test_measure_rate_is_plausible():
   assert 1e8 < estimates.measure_rate(256) < 1e16
 
 
@@ -71,7 +71,9 @@ def test_the_rate_is_one_of_this_machine():
     ("v4:8", "bfloat16", 8 * 275),
   ],
 )
-def test_hours_on_a_named_accelerator(name, dtype, tera, tmp_path):
+def test_accelerator_hours_follow_from_the_named_rate(
+  name, dtype, tera, tmp_path
+):
   assert estimates.accelerator_rate(name, dtype) == pytest.approx(tera * 1e12)
   cost = estimates.Estimate(1, 1.0, 1.0, 3_600 * tera * 1e12)
   (config, *_) = load(tmp_path, models=["transformer"])
@@ -92,6 +94,6 @@ def test_hours_on_a_named_accelerator(name, dtype, tera, tmp_path):
     ("v4:x", "a number of chips"),
   ],
 )
-def test_accelerators_that_do_not_exist(name, message):
+def test_accelerator_rate_refuses_unknown_accelerators(name, message):
   with pytest.raises(ValueError, match=message):
     estimates.accelerator_rate(name, "float32")

@@ -5,7 +5,7 @@ from jaxformers.sweep import grid
 SPEC = "configs/lra/listops.py:size=tiny"
 
 
-def test_a_grid_is_every_combination():
+def test_expand_gives_every_combination():
   axes = [("model", ("transject", "local")), ("protocol", ("lra",))]
   cells = grid.expand([SPEC, "configs/lra/text.py"], axes)
   assert [cell.spec for cell in cells] == [
@@ -30,7 +30,7 @@ def test_a_cell_names_its_config_and_its_folder():
   assert cell.options == ["--config.task.archive=a/b", "--config.batch_size=8"]
 
 
-def test_sections_are_arguments_and_other_fields_are_fields():
+def test_is_field_separates_config_arguments_from_fields():
   keys = ("model", "size", "task", "batch_size", "pretrained", "model.d_model")
   assert [grid.is_field(key) for key in keys] == [False] * 3 + [True] * 3
   # What a config's file is given is its argument, whatever its name.
@@ -38,7 +38,7 @@ def test_sections_are_arguments_and_other_fields_are_fields():
   assert cell.spec == "a/b.py:batch_size=3"
 
 
-def test_fields_are_set_in_the_cells_that_match():
+def test_set_fields_changes_the_matching_cells():
   cells = grid.expand(
     ["configs/lra/text.py", "configs/lra/image.py"],
     [("model", ("transject", "local"))],

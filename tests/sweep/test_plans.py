@@ -12,7 +12,7 @@ from jaxformers.sweep.runs import Sweep
 
 
 @pytest.mark.parametrize("name", sorted(plans.PLANS))
-def test_every_cell_is_a_run_of_its_table(name, tmp_path):
+def test_plan_cells_are_runs_of_their_table(name, tmp_path):
   """Its config loads, its task is known, and it has a row of the table."""
   plan = plans.PLANS[name]
   sweep = Sweep(tmp_path, [])
@@ -33,7 +33,7 @@ def test_every_cell_is_a_run_of_its_table(name, tmp_path):
     assert rows == {*tables[name].scores} - left_out
 
 
-def test_the_protocol_is_that_of_the_table(tmp_path):
+def test_plan_cells_have_the_protocol_of_their_table(tmp_path):
   sweep = Sweep(tmp_path, [])
   for table in papers.TABLES:
     if table.name in plans.PLANS:
@@ -42,7 +42,7 @@ def test_the_protocol_is_that_of_the_table(tmp_path):
         assert config.task.protocol in table.protocols
 
 
-def test_a_plan_trains_and_measures_as_its_table(tmp_path):
+def test_plan_cells_train_and_measure_as_their_table(tmp_path):
   """No run of a plan differs from its table in a config's field."""
   sweep = Sweep(tmp_path, [])
   begun = {"begins without trained weights"}  # Their note says how to begin.
@@ -71,7 +71,7 @@ def test_a_plan_trains_and_measures_as_its_table(tmp_path):
       assert reasons <= {"", *begun, remark}, (table.name, cell.title)
 
 
-def test_state_spaces_train_as_their_own_code():
+def test_plan_trainings_of_state_spaces_are_the_published_ones():
   table = papers.STATE_SPACES
   for row, trainings in table.trainings.items():
     for column in table.columns:
@@ -81,7 +81,7 @@ def test_state_spaces_train_as_their_own_code():
       assert training.batch_size == fields["batch_size"]
 
 
-def test_sizes_of_the_tasks_build_a_model_of_every_table(tmp_path):
+def test_plan_cells_build_their_models(tmp_path):
   sweep = Sweep(tmp_path, [])
   for plan in plans.PLANS.values():
     for cell in plans.make_cells(plan, None)[-1:]:
@@ -91,7 +91,7 @@ def test_sizes_of_the_tasks_build_a_model_of_every_table(tmp_path):
       )
 
 
-def test_archives_are_found_by_their_authors_names(tmp_path):
+def test_data_settings_find_archives_by_their_published_names(tmp_path):
   for name in ("aclImdb_v1.tar.gz", "vocab.txt", "lra_release.gz"):
     (tmp_path / name).touch()
   (tmp_path / "ag_news").mkdir()
@@ -109,7 +109,7 @@ def test_archives_are_found_by_their_authors_names(tmp_path):
   assert all("task.archive" in dict(cell.settings) for cell in cells)
 
 
-def test_a_part_of_a_table_in_small(tmp_path):
+def test_make_cells_of_chosen_models_at_size_tiny(tmp_path):
   plan = plans.find_plan("2")
   cells = plans.make_cells(plan, None, size="tiny", models=["bigbird"])
   assert [cell.spec for cell in cells] == [
@@ -136,6 +136,6 @@ def test_a_part_of_a_table_in_small(tmp_path):
     ),
   ],
 )
-def test_what_a_plan_refuses(call, message):
+def test_plans_refuse_wrong_arguments(call, message):
   with pytest.raises(ValueError, match=message):
     call()

@@ -14,19 +14,19 @@ SPEC = "configs/lra/listops.py:size=tiny"
 
 
 @given(total=st.integers(2, 10_000), share=st.floats(0.001, 0.999))
-def test_a_budget_is_divided_without_rest(total, share):
+def test_split_budget_divides_without_rest(total, share):
   before, after = split_budget(total, share)
   assert before + after == total
   assert min(before, after) >= 1
   assert abs(before - total * share) <= 1
 
 
-def test_a_budget_of_one_step():
+def test_split_budget_refuses_one_step():
   with pytest.raises(ValueError, match="cannot be divided"):
     split_budget(1, 0.5)
 
 
-def test_every_objective_with_every_share_and_scratch_once():
+def test_ways_combine_objectives_and_shares_with_scratch_once():
   found = ways(["masked", "causal"], [0, 0.25, 0.5])
   assert found[0] == Way()
   assert [str(way.folder) for way in found] == [
@@ -45,7 +45,7 @@ def test_every_objective_with_every_share_and_scratch_once():
       ways(objectives, shares)
 
 
-def test_fine_tuning_begins_with_the_run_of_its_own_seed(
+def test_pretrain_command_fine_tunes_the_run_of_the_same_seed(
   runs, tmp_path, capsys
 ):
   argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
@@ -83,7 +83,7 @@ def test_fine_tuning_begins_with_the_run_of_its_own_seed(
   assert len(runs.commands) == 6
 
 
-def test_commands_of_both_phases(runs, tmp_path, capsys):
+def test_pretrain_command_dry_run_prints_both_phases(runs, tmp_path, capsys):
   pretrain.main(
     [
       "--config",
@@ -121,7 +121,9 @@ def test_commands_of_both_phases(runs, tmp_path, capsys):
   assert "learning_rate" not in second
 
 
-def test_a_shorter_warm_up_keeps_the_peak(runs, tmp_path, capsys):
+def test_pretrain_command_keeps_the_peak_rate_with_shorter_warmup(
+  runs, tmp_path, capsys
+):
   """The peak of rsqrt is the rate over the root of its warm-up."""
   spec = "configs/lra/listops.py:protocol=lra,model=transformer"
   argv = ["--config", spec, f"--workdir={tmp_path}", "--shares=0.05"]
@@ -139,7 +141,7 @@ def test_a_shorter_warm_up_keeps_the_peak(runs, tmp_path, capsys):
     assert rate / warmup**0.5 == pytest.approx(0.05 / 1_000**0.5, rel=1e-5)
 
 
-def test_what_cannot_be_taken_over_is_refused_before_the_first_run(
+def test_pretrain_command_refuses_incompatible_phases_before_running(
   runs, tmp_path
 ):
   spec = f"{SPEC},model=s5"
@@ -149,7 +151,7 @@ def test_what_cannot_be_taken_over_is_refused_before_the_first_run(
   assert not runs.commands
 
 
-def test_a_failed_first_phase_leaves_out_its_second(runs, tmp_path):
+def test_pretrain_command_skips_fine_tuning_of_a_failed_run(runs, tmp_path):
   masked = f"{SPEC},objective=masked"
   runs.broken[masked] = 3
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
@@ -158,7 +160,7 @@ def test_a_failed_first_phase_leaves_out_its_second(runs, tmp_path):
   assert runs.commands == [(SPEC, 0), (masked, 0)]
 
 
-def test_fields_of_a_phase_that_are_none(tmp_path):
+def test_pretrain_command_refuses_malformed_fields(tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}", "--tuning=lower"]
   with pytest.raises(SystemExit, match="--tuning=lower: write FIELD=VALUE"):
     pretrain.main(argv)

@@ -16,7 +16,7 @@ from tests.sweep.conftest import describe_task
 SPEC = "configs/lra/listops.py:size=tiny"
 
 
-def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
+def test_sweep_skips_runs_with_results(runs, tmp_path, capsys):
   argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
   sweep.main([*argv, "--grid=model=transject,local"])
   assert len(runs.commands) == 4
@@ -28,7 +28,7 @@ def test_what_has_results_is_not_run_again(runs, tmp_path, capsys):
   assert capsys.readouterr().out.count("| 50.00 +- 0.00 | 0 1 |") == 2 + 3
 
 
-def test_results_of_another_config_are_not_taken(runs, tmp_path):
+def test_sweep_refuses_results_of_another_config(runs, tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
   argv.append("--config.schedule.warmup_steps=2")
   sweep.main([*argv, "--config.total_steps=5"])
@@ -39,7 +39,7 @@ def test_results_of_another_config_are_not_taken(runs, tmp_path):
   assert len(runs.commands) == 1
 
 
-def test_results_of_other_data_are_not_taken(runs, tmp_path):
+def test_sweep_refuses_results_of_other_data(runs, tmp_path):
   argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
   sweep.main([*argv, "--config.task.archive=one"])
   with pytest.raises(SystemExit, match="protocol:\n  data: 'one' -> 'two'"):
@@ -47,7 +47,7 @@ def test_results_of_other_data_are_not_taken(runs, tmp_path):
   assert len(runs.commands) == 1
 
 
-def test_data_that_cannot_be_had_are_found_before_anything_runs(tmp_path):
+def test_sweep_checks_data_before_running(tmp_path):
   argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
   with pytest.raises(SystemExit, match="error: A language model needs a text"):
     sweep.main(argv)
@@ -55,7 +55,7 @@ def test_data_that_cannot_be_had_are_found_before_anything_runs(tmp_path):
     sweep.main([*argv, "--config.task.archive=nowhere"])
 
 
-def test_tuning_looks_at_the_selection_split_and_the_first_seed(
+def test_sweep_tunes_by_the_selection_split_of_the_first_seed(
   runs, tmp_path, capsys
 ):
   models = ("transject", "local", "sparse")
@@ -89,7 +89,7 @@ def test_tuning_looks_at_the_selection_split_and_the_first_seed(
   assert "model=transject, by loss: transject: 0.4000, loc" in said
 
 
-def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
+def test_sweep_continues_after_a_failed_run(runs, tmp_path, capsys):
   runs.broken[f"{SPEC},model=local"] = 1
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
   with pytest.raises(SystemExit, match=r"failed.*\n.*model=local.seed_0: 1"):
@@ -104,7 +104,7 @@ def test_a_run_that_fails_does_not_stop_the_others(runs, tmp_path, capsys):
     sweep.main([*argv, "--tune=model=local"])
 
 
-def test_fields_vary_and_are_set_for_some_runs(runs, tmp_path):
+def test_sweep_varies_fields_and_sets_them_for_chosen_runs(runs, tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
   argv += ["--grid=model=transject,local", "--grid=model.num_layers=1,2"]
   sweep.main([*argv, "--set=model=local,model.num_layers=2:batch_size=8"])
@@ -123,7 +123,7 @@ def test_fields_vary_and_are_set_for_some_runs(runs, tmp_path):
   }
 
 
-def test_missing_data_are_named_and_the_others_run(
+def test_sweep_names_missing_data_and_runs_the_rest(
   runs, tmp_path, monkeypatch, capsys
 ):
   def describe(self, config):
@@ -150,14 +150,14 @@ def test_missing_data_are_named_and_the_others_run(
   assert "configs/lra/listops.py:size=tiny: model=" in said.out
 
 
-def test_a_dry_run_prepares_nothing(runs, tmp_path, monkeypatch, capsys):
+def test_sweep_dry_run_prepares_nothing(runs, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
   sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--dry_run"])
   assert f"--config {SPEC}" in capsys.readouterr().out
   assert not runs.commands and not list(tmp_path.iterdir())
 
 
-def test_results_that_change_meanwhile_fail_their_run_alone(
+def test_sweep_fails_only_the_run_whose_results_changed(
   runs, tmp_path, monkeypatch, capsys
 ):
   trained = Sweep.train
@@ -175,7 +175,7 @@ def test_results_that_change_meanwhile_fail_their_run_alone(
   assert "| 50.00 | 0 |" in capsys.readouterr().out
 
 
-def test_the_end_of_what_was_tried():
+def test_find_ends_returns_the_extreme_values_tried():
   assert find_ends(("2e-3", "5e-4", "1e-3")) == ("5e-4", "2e-3")
   assert find_ends(("local", "1")) == find_ends(("1e-3",)) == ()
 
@@ -213,15 +213,15 @@ def test_the_end_of_what_was_tried():
     (["--set=size=paper:batch_size=1"], "no run .* size=paper.*listops,size="),
   ],
 )
-def test_what_is_refused_before_anything_runs(argv, message, runs, tmp_path):
+def test_sweep_refuses_wrong_arguments_before_running(
+  argv, message, runs, tmp_path
+):
   with pytest.raises(SystemExit, match=message):
     sweep.main(["--config", SPEC, f"--workdir={tmp_path}", *argv])
   assert not runs.commands
 
 
-def test_ctrl_c_in_the_preparation_says_one_line(
-  runs, tmp_path, monkeypatch, capsys
-):
+def test_sweep_prints_one_line_at_ctrl_c(runs, tmp_path, monkeypatch, capsys):
   def interrupted(*_):
     raise KeyboardInterrupt
 
@@ -234,7 +234,7 @@ def test_ctrl_c_in_the_preparation_says_one_line(
   assert "\n" not in said
 
 
-def test_a_dry_run_prints_what_has_no_results(runs, tmp_path, capsys):
+def test_sweep_dry_run_prints_runs_without_results(runs, tmp_path, capsys):
   argv = ["--config", SPEC, f"--workdir={tmp_path}", "--seeds=0,1"]
   sweep.main([*argv, "--dry_run", "--grid=model=local,sparse"])
   lines = capsys.readouterr().out.splitlines()
@@ -243,7 +243,7 @@ def test_a_dry_run_prints_what_has_no_results(runs, tmp_path, capsys):
   assert not runs.commands
 
 
-def test_runs_have_the_sizes_of_the_weights_that_they_begin_with(tmp_path):
+def test_sweep_load_config_takes_sizes_of_pretrained_weights(tmp_path):
   vit = Path(__file__).parents[1] / "models" / "pretrained" / "vit"
   cell = Cell("vision/imagenet")
   for folder, width in ((vit, 12), (tmp_path / "later", 192)):

@@ -10,7 +10,7 @@ from launch import sweep
 SPEC = "configs/lra/listops.py:size=tiny"
 
 
-def test_slurm_runs_a_grid_as_an_array(slurm, tmp_path, capsys):
+def test_sweep_slurm_runs_a_grid_as_an_array(slurm, tmp_path, capsys):
   argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--seeds=0,1"]
   argv += ["--slurm", "partition=gpu,time=60"]
   sweep.main([*argv, "--grid=model=transject,local"])
@@ -27,7 +27,7 @@ def test_slurm_runs_a_grid_as_an_array(slurm, tmp_path, capsys):
   assert "#SBATCH --array=0-1%2" in slurm.read_text()
 
 
-def test_a_job_that_is_queued_is_waited_for(slurm, tmp_path, monkeypatch):
+def test_sweep_slurm_waits_for_a_queued_job(slurm, tmp_path, monkeypatch):
   """By the next sweep, too."""
   argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--slurm"]
   with monkeypatch.context() as patch:
@@ -38,9 +38,7 @@ def test_a_job_that_is_queued_is_waited_for(slurm, tmp_path, monkeypatch):
   assert slurm.read_text().count("#!/bin/bash") == 1
 
 
-def test_a_job_that_slurm_has_lost_is_submitted_again(
-  slurm, tmp_path, monkeypatch
-):
+def test_sweep_slurm_resubmits_a_lost_job(slurm, tmp_path, monkeypatch):
   folder = tmp_path / "runs"
   argv = ["--config", SPEC, f"--workdir={folder}", "--slurm"]
   (folder / "slurm").mkdir(parents=True)
@@ -62,19 +60,19 @@ def test_a_job_that_slurm_has_lost_is_submitted_again(
     ("ntasks_per_node=8", "one process a node"),
   ],
 )
-def test_what_slurm_does_not_take(slurm, tmp_path, text, message):
+def test_sweep_slurm_refuses_wrong_parameters(slurm, tmp_path, text, message):
   argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}"]
   with pytest.raises(SystemExit, match=message):
     sweep.main([*argv, f"--slurm={text}"])
 
 
-def test_without_slurm(runs, tmp_path, monkeypatch):
+def test_sweep_slurm_is_refused_without_srun(runs, tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", "")
   with pytest.raises(SystemExit, match="--slurm: .*srun"):
     sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--slurm"])
 
 
-def test_a_dry_run_prints_the_script_off_a_cluster(
+def test_sweep_slurm_dry_run_prints_the_script(
   runs, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setenv("PATH", "")

@@ -16,7 +16,7 @@ def inputs_of(split):
 
 
 @given(st.lists(st.tuples(st.text(), st.sampled_from("ab")), min_size=10))
-def test_every_text_is_in_one_split(pairs):
+def test_from_arrays_puts_every_text_in_one_split(pairs):
   task = from_arrays(iter(pairs), classes=("a", "b"))
   train, validation = task.splits["train"], task.splits["validation"]
   assert len(train) + len(validation) == len(pairs)
@@ -32,7 +32,7 @@ def test_every_text_is_in_one_split(pairs):
       )
 
 
-def test_equal_inputs_are_held_out_together():
+def test_from_arrays_holds_out_equal_inputs_together():
   texts = [f"text {k % 50}" for k in range(100)]
   task = from_arrays((texts, [k % 2 for k in range(100)]))
   rows = [
@@ -42,7 +42,7 @@ def test_equal_inputs_are_held_out_together():
   assert not rows[0] & rows[1]
 
 
-def test_labels_stay_numbers_where_they_have_no_names():
+def test_from_arrays_keeps_numeric_labels_without_names():
   rows = [[1, 2, 3], [4], [2, 2]] * 4
   task = from_arrays((rows, [0, 1, 0] * 4))
   assert (task.classes, task.num_classes) == ((), 2)
@@ -51,7 +51,7 @@ def test_labels_stay_numbers_where_they_have_no_names():
   assert len({t.protocol for t in (task, named, other)}) == 3
 
 
-def test_ids_of_unequal_lengths():
+def test_from_arrays_pads_ids_of_unequal_lengths():
   rows = [[1, 2, 3], [4], [2, 2, 0]]
   task = from_arrays((rows, [0, 1, 0]), (rows, [0, 1, 0]), (rows, [1, 1, 1]))
   assert (task.vocab_size, task.max_len, task.num_classes) == (5, 3, 2)
@@ -62,7 +62,7 @@ def test_ids_of_unequal_lengths():
   assert from_arrays((rows, [0, 1, 0]), vocab_size=9).vocab_size == 9
 
 
-def test_numbers_and_images():
+def test_from_arrays_reads_numbers_and_images():
   x = RNG.normal(size=(20, 6))
   task = from_arrays((x, np.arange(20) % 3), max_len=4)
   assert (task.vocab_size, task.max_len, task.image) == (0, 4, ())
@@ -77,7 +77,7 @@ def test_numbers_and_images():
   assert batch["inputs"].shape == (2, 8, 8, 3)
 
 
-def test_a_lone_surrogate_is_a_replacement_character():
+def test_from_arrays_replaces_lone_surrogates():
   texts = ["bad \ud83d", "joined \ud83d\ude00", "good"] * 4
   task = from_arrays((texts, [0, 1, 1] * 4))
   rows = inputs_of(task.splits["train"])["inputs"]
@@ -85,7 +85,7 @@ def test_a_lone_surrogate_is_a_replacement_character():
   assert decoded == {"bad \ufffd", "joined \U0001f600", "good"}
 
 
-def test_other_examples_have_another_description():
+def test_from_arrays_description_depends_on_the_examples():
   x = RNG.normal(size=(20, 6))
   y = np.arange(20) % 3
   assert from_arrays((x, y)).description() == from_arrays((x, y)).description()
@@ -133,13 +133,13 @@ def test_other_examples_have_another_description():
     ((["a"] * 3, [0, 1, 1]), {"max_len": -1}, "max_len=-1"),
   ],
 )
-def test_what_is_refused(examples, options, message):
+def test_from_arrays_refuses_wrong_examples(examples, options, message):
   with pytest.raises(ValueError, match=message):
     from_arrays(examples, **options)
 
 
 @pytest.mark.parametrize("max_len", [0, 16, 64])
-def test_numbers_are_read_as_they_were_trained(max_len):
+def test_inputs_read_numbers_as_in_training(max_len):
   rows = np.random.default_rng(0).normal(size=(40, 32)).astype(np.float32)
   task = from_arrays((rows, np.arange(40) % 2), max_len=max_len)
   assert task.max_len == (16 if max_len == 16 else 32)
@@ -147,7 +147,7 @@ def test_numbers_are_read_as_they_were_trained(max_len):
   assert inputs.batch(rows[:, : task.max_len]).shape == (40, task.max_len)
 
 
-def test_bytes_of_ids_are_no_pixels():
+def test_inputs_read_uint8_ids_as_ids():
   ids = np.random.default_rng(0).integers(1, 9, (40, 32)).astype(np.uint8)
   ids[:, 28:] = 0
   task = from_arrays((ids, np.arange(40) % 2))
@@ -157,7 +157,7 @@ def test_bytes_of_ids_are_no_pixels():
     np.testing.assert_array_equal(inputs.batch(x), x[:, :28])
 
 
-def test_ids_that_are_identifiers():
+def test_from_arrays_refuses_ids_that_are_identifiers():
   ids = np.array([[1, 2], [3, 10**9]] * 5)
   with pytest.raises(ValueError, match="id 1000000000 at 1: number the tokens"):
     from_arrays((ids, np.arange(10) % 2))

@@ -7,7 +7,7 @@ from jaxformers.tasks import baselines
 from tests.tasks.test_task import example
 
 
-def test_the_trivial_rules_by_hand():
+def test_majority_class_and_first_token_rule_by_hand():
   toy = example(
     [[1, 2], [1], [2, 2], [2], [2]],
     [0, 0, 1, 1, 1],
@@ -22,14 +22,14 @@ def test_the_trivial_rules_by_hand():
   assert baselines.majority_class(toy) == 0.5
 
 
-def test_histograms_are_frequencies():
+def test_histograms_are_token_frequencies():
   split = pack([np.array([1, 1, 3, 2], np.uint8)], np.array([0]))
   np.testing.assert_allclose(
     baselines.histograms(split, 5), [[0, 0.5, 0.25, 0.25, 0]]
   )
 
 
-def test_histogram_regression_learns_what_histograms_tell():
+def test_histogram_regression_learns_from_frequencies():
   rng = np.random.default_rng(0)
   rows = [rng.integers(1, 5, 30) for _ in range(400)]
   labels = [int(np.sum(row == 2) > np.sum(row == 3)) for row in rows]
@@ -51,7 +51,7 @@ def test_bag_regression_learns_which_tokens_occur():
   assert baselines.bag_regression(toy) == 1.0
 
 
-def test_pixel_regression_learns_where():
+def test_pixel_regression_learns_positions():
   rng = np.random.default_rng(0)
   rows = rng.integers(0, 5, (400, 4))
   labels = (rows[:, 2] > rows[:, 0]).astype(int)
@@ -59,7 +59,7 @@ def test_pixel_regression_learns_where():
   assert baselines.pixel_regression(toy) > 0.9
 
 
-def test_histogram_similarity_of_pairs():
+def test_histogram_similarity_separates_pairs():
   def pairs(count, seed):
     rng = np.random.default_rng(seed)
     rows, labels = [], rng.integers(0, 2, count)

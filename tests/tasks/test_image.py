@@ -34,7 +34,9 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", sorted(tasks.image.PROTOCOLS))
-def test_protocols(small, tmp_path, protocol):
+def test_image_protocols_have_their_splits_and_ranges(
+  small, tmp_path, protocol
+):
   task = tasks.get("image", data_dir=str(tmp_path), protocol=protocol)
   sizes = {name: len(split) for name, split in task.splits.items()}
   assert sizes == {"train": 36, "validation": 4, "test": 10}
@@ -54,7 +56,7 @@ def test_protocols(small, tmp_path, protocol):
   assert sorted([*train, *held]) == list(range(40))
 
 
-def test_images_of_both_splits_are_the_same_under_all(small, tmp_path):
+def test_image_protocols_share_their_splits(small, tmp_path):
   first, second = (
     tasks.get("image", data_dir=str(tmp_path), protocol=p)
     for p in ("lra", "skyformer")
@@ -65,6 +67,6 @@ def test_images_of_both_splits_are_the_same_under_all(small, tmp_path):
     )
 
 
-def test_unknown_protocol(tmp_path):
+def test_image_task_refuses_an_unknown_protocol(tmp_path):
   with pytest.raises(ValueError, match="protocol of image 's5'.*jaxformers"):
     tasks.get("image", data_dir=str(tmp_path), protocol="s5")

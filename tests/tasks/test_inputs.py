@@ -25,7 +25,7 @@ COLOURS = Inputs(
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
-def test_texts_come_back_up_to_their_greatest_length(texts):
+def test_inputs_batch_decodes_to_the_text_up_to_max_len(texts):
   with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     batch = TEXT.batch(texts)
@@ -41,7 +41,7 @@ def test_texts_come_back_up_to_their_greatest_length(texts):
 
 
 @given(st.data())
-def test_rows_of_ids_are_padded_and_checked(data):
+def test_inputs_batch_pads_and_checks_ids(data):
   rows = data.draw(
     st.lists(st.lists(st.integers(1, 256), max_size=12), min_size=1)
   )
@@ -56,7 +56,7 @@ def test_rows_of_ids_are_padded_and_checked(data):
     assert not row[n:].any()
 
 
-def test_padding_beyond_the_greatest_length_is_cut():
+def test_inputs_batch_cuts_padding_beyond_max_len():
   ids = np.pad(np.ones((2, 10), np.int32), ((0, 0), (0, 7)))
   np.testing.assert_array_equal(TEXT.batch(ids), ids[:, :10])
 
@@ -66,7 +66,7 @@ def test_padding_beyond_the_greatest_length_is_cut():
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 @pytest.mark.parametrize("vocabulary", [(), tuple(map(str, range(257)))])
-def test_pixels_of_another_size_are_refused(shape, dtype, vocabulary):
+def test_inputs_batch_refuses_pixels_of_another_size(shape, dtype, vocabulary):
   """RGB for a grey model, larger images, and single rows: 4 x 4 is right."""
   scale = None if vocabulary else [127.5, 127.5]
   inputs = Inputs(vocabulary, 16, reading={"first_id": 1, "scale": scale})
@@ -75,12 +75,12 @@ def test_pixels_of_another_size_are_refused(shape, dtype, vocabulary):
   assert inputs.batch(np.ones((2, 4, 4), np.uint8)).shape == (2, 16)
 
 
-def test_numbers_beyond_float32_are_not_finite():
+def test_inputs_batch_refuses_numbers_beyond_float32():
   with pytest.raises(ValueError, match=r"inputs\[1\] has .* not finite"):
     Inputs((), 2).batch(np.array([[1.0, 2.0], [1e39, 0.0]]))
 
 
-def test_pairs():
+def test_inputs_batch_of_pairs():
   pairs = Inputs(encodings.BYTES, 10, num_inputs=2, tokenizer="bytes")
   batch = pairs.batch([("ab", "c"), ("", "defg")])
   assert batch.shape == (2, 2, 4)
@@ -93,7 +93,7 @@ def test_pairs():
   ("tokenizer", "vocabulary"),
   [("words", ("<pad>", "<eos>", "<unk>", "the", "cat")), ("byte_pairs", ())],
 )
-def test_a_prompt_is_not_closed(tokenizer, vocabulary):
+def test_inputs_batch_of_a_prompt_has_no_end_token(tokenizer, vocabulary):
   """A model that continues a text would begin another one."""
   options = {"tokenizer": tokenizer}
   if tokenizer == "byte_pairs":
@@ -110,7 +110,7 @@ def test_a_prompt_is_not_closed(tokenizer, vocabulary):
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "byte_pairs", "words"])
-def test_texts_as_they_come_out_of_tables_and_the_web(tokenizer):
+def test_inputs_batch_reads_columns_and_lone_surrogates(tokenizer):
   options, vocabulary = {"tokenizer": tokenizer}, encodings.BYTES
   if tokenizer == "byte_pairs":
     fit = encodings.byte_pairs("text", size=300).fit
@@ -130,7 +130,7 @@ def test_texts_as_they_come_out_of_tables_and_the_web(tokenizer):
   np.testing.assert_array_equal(inputs.batch(array), inputs.batch([*array]))
 
 
-def test_lists_of_pixels_are_read_as_arrays_are():
+def test_inputs_batch_reads_lists_of_pixels_as_arrays():
   raw = np.array([[[0, 50], [100, 200]], [[1, 2], [3, 4]]], np.uint8)
   np.testing.assert_array_equal(PIXELS.batch([*raw]), PIXELS.batch(raw))
   with pytest.raises(ValueError, match="all of one length"):
@@ -139,7 +139,7 @@ def test_lists_of_pixels_are_read_as_arrays_are():
     TEXT.batch([[1.5], [2, 3]])
 
 
-def test_pixels_are_scaled_and_numbers_are_not():
+def test_inputs_batch_scales_pixels_only():
   raw = np.array([[[0, 50], [100, 200]]], np.uint8)
   want = [[-2, -1, 0, 2]]
   np.testing.assert_array_equal(PIXELS.batch(raw), want)
@@ -182,13 +182,13 @@ def test_pixels_are_scaled_and_numbers_are_not():
     (PAIRS, [("a", None)], r"inputs\[0\]=None"),
   ],
 )
-def test_what_is_not_read(inputs, x, message):
+def test_inputs_batch_refuses_wrong_inputs(inputs, x, message):
   with pytest.raises(ValueError, match=message):
     inputs.batch(x)
 
 
 @pytest.mark.parametrize("protocol", ["jaxformers", "skyformer", "s4"])
-def test_inputs_are_read_without_their_data(protocol, data_dir, tmp_path):
+def test_inputs_from_record_read_without_the_data(protocol, data_dir, tmp_path):
   sizes = {"num_train": 8, "num_validation": 2, "num_test": 2}
   sizes |= {"min_length": 5, "max_length": 20}
   task = tasks.get(
@@ -202,7 +202,7 @@ def test_inputs_are_read_without_their_data(protocol, data_dir, tmp_path):
   assert task.classes == tuple("0123456789")
 
 
-def test_word_pieces_need_their_tokenizer(tmp_path):
+def test_inputs_of_word_pieces_need_their_tokenizer(tmp_path):
   path = tmp_path / "vocab.txt"
   path.write_text("\n".join([*encodings.SPECIAL, "good", "movie", "##s"]))
   tokenizer = encodings._read_vocabulary(path).to_str()
@@ -218,7 +218,7 @@ def test_word_pieces_need_their_tokenizer(tmp_path):
   assert inputs.decode(inputs.encode("Good movies")) == "good movies"
 
 
-def test_an_unknown_tokenizer():
+def test_inputs_refuse_an_unknown_tokenizer():
   with pytest.raises(ValueError, match="tokenizer 'letters'.*bytes"):
     Inputs(("_",), 3, tokenizer="letters").encode("a")
   assert {"bytes", "characters", "words", "listops"} <= TOKENIZERS.keys()

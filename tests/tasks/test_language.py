@@ -27,7 +27,7 @@ def load(folder, tmp_path, **options):
   )
 
 
-def test_words_of_a_folder(folder, tmp_path):
+def test_language_task_reads_words_of_a_folder(folder, tmp_path):
   task = load(folder, tmp_path)
   assert task.vocabulary == ("<pad>", "a", "b", "<eos>", "c", "<unk>")
   assert len(task.splits["train"].tokens) == 280
@@ -44,7 +44,7 @@ def test_words_of_a_folder(folder, tmp_path):
 
 
 @pytest.mark.parametrize("tokens", ["byte_pairs", "bytes"])
-def test_all_of_a_text_can_be_read(folder, tmp_path, tokens):
+def test_language_task_reads_any_text(folder, tmp_path, tokens):
   task = load(folder, tmp_path, tokens=tokens, vocab_size=262)
   ids = task.splits["test"].tokens + task.splits["test"].shift
   assert ids.min() >= 1
@@ -55,7 +55,7 @@ def test_all_of_a_text_can_be_read(folder, tmp_path, tokens):
 
 
 @pytest.mark.parametrize("tokens", ["words", "byte_pairs", "bytes"])
-def test_a_text_of_the_user_is_read_as_the_stream(folder, tmp_path, tokens):
+def test_language_encode_reads_a_text_as_the_stream(folder, tmp_path, tokens):
   task = load(
     folder, tmp_path, tokens=tokens, vocab_size=262 * (tokens != "words")
   )
@@ -70,7 +70,7 @@ def test_a_text_of_the_user_is_read_as_the_stream(folder, tmp_path, tokens):
     assert len(task.encode(WORDS["test"])) == 4
 
 
-def test_rules_without_a_model(folder, tmp_path):
+def test_language_baselines_are_unigram_and_bigram_perplexity(folder, tmp_path):
   task = load(folder, tmp_path)
   # a, b, <eos>, c, <unk>: one added to each.
   p = np.array([121, 81, 41, 41, 1]) / 285
@@ -83,7 +83,7 @@ def test_rules_without_a_model(folder, tmp_path):
   assert scores["bigram"] == pytest.approx(want)
 
 
-def test_what_is_missing_is_held_out_by_text(tmp_path):
+def test_language_task_holds_out_missing_splits_by_text(tmp_path):
   (tmp_path / "text").mkdir()
   for k in range(30):
     (tmp_path / "text" / f"{k}.txt").write_text(f"text {k}\n")
@@ -97,7 +97,7 @@ def test_what_is_missing_is_held_out_by_text(tmp_path):
     assert (task.splits[name].tokens == unknown).sum() == 3
 
 
-def test_what_cannot_be_read(folder, tmp_path):
+def test_language_task_refuses_unreadable_archives(folder, tmp_path):
   with pytest.raises(ValueError, match=r"needs a text.*--archive"):
     tasks.get("language", data_dir=str(tmp_path))
   with pytest.raises(ValueError, match="There is no .*nowhere"):
@@ -134,7 +134,7 @@ class Pages(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 SPLITS = ("train", "validation", "test")
 
 
-def test_texts_that_tensorflow_datasets_has_prepared(tmp_path, capsys):
+def test_language_task_reads_prepared_tensorflow_datasets(tmp_path, capsys):
   builder = Pages(data_dir=tmp_path / "sets", file_format="array_record")
   builder.download_and_prepare()
   folder = tmp_path / "sets" / "pages" / "1.0.0"
@@ -151,7 +151,9 @@ def test_texts_that_tensorflow_datasets_has_prepared(tmp_path, capsys):
   assert again.description() == task.description()
 
 
-def test_a_prepared_set_of_several_texts_is_refused(tmp_path, monkeypatch):
+def test_language_task_refuses_a_prepared_set_of_several_texts(
+  tmp_path, monkeypatch
+):
   monkeypatch.setattr(Pages, "names", ("title", "body"))
   builder = Pages(data_dir=tmp_path / "sets", file_format="array_record")
   builder.download_and_prepare()
@@ -163,7 +165,7 @@ TEXTS = [f"{k % 7} {k % 5} film\n" for k in range(30)]
 
 
 @pytest.mark.parametrize("tokens", ["words", "byte_pairs", "bytes"])
-def test_texts_in_memory_are_read_as_those_of_a_folder(tokens, tmp_path):
+def test_from_texts_reads_as_a_folder_does(tokens, tmp_path):
   splits = {"train": TEXTS[:20], "validation": TEXTS[20:25], "test": TEXTS[25:]}
   for name, texts in splits.items():
     folder = tmp_path / "text" / name
@@ -179,7 +181,7 @@ def test_texts_in_memory_are_read_as_those_of_a_folder(tokens, tmp_path):
   assert ours.inputs.batch(["1 film"]).shape[0] == 1
 
 
-def test_a_tenth_of_the_texts_is_held_out():
+def test_from_texts_holds_out_a_tenth():
   task = language.from_texts([*TEXTS, "half \ud83d"], tokens="bytes")
   task = language.from_texts(TEXTS, tokens="bytes")
   counts = [len(task.splits[n].tokens) for n in ("train", "validation", "test")]
@@ -198,6 +200,6 @@ def test_a_tenth_of_the_texts_is_held_out():
     (["a"] * 20, "ten different texts"),
   ],
 )
-def test_texts_that_are_no_texts(texts, message):
+def test_from_texts_refuses_what_is_no_text(texts, message):
   with pytest.raises(ValueError, match=message):
     language.from_texts(texts)

@@ -14,7 +14,7 @@ def load(folder, **options):
   return tasks.get("listops", data_dir=str(folder), **SMALL, **options)
 
 
-def test_the_protocols_differ_by_the_closing_bracket(tmp_path):
+def test_listops_protocols_differ_by_the_closing_bracket(tmp_path):
   lra, sky, s4 = (
     load(tmp_path, protocol=p) for p in ("lra", "skyformer", "s4")
   )
@@ -35,7 +35,7 @@ def test_the_protocols_differ_by_the_closing_bracket(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["jaxformers", "skyformer", "s4"])
-def test_an_expression_is_read_as_the_task_reads_its_own(tmp_path, protocol):
+def test_listops_encode_reads_an_expression_as_the_task(tmp_path, protocol):
   split = load(tmp_path).splits["test"]
   task = load(tmp_path, protocol=protocol)
   ids = task.encode(listops_text.decode(split[0]))
@@ -46,7 +46,7 @@ def test_an_expression_is_read_as_the_task_reads_its_own(tmp_path, protocol):
     task.encode("a movie"[2:])
 
 
-def test_sizes_and_baselines(tmp_path):
+def test_listops_task_has_its_splits_and_baselines(tmp_path):
   task = load(tmp_path)
   sizes = {name: len(split) for name, split in task.splits.items()}
   assert sizes == {"train": 30, "validation": 5, "test": 6}
@@ -54,7 +54,7 @@ def test_sizes_and_baselines(tmp_path):
   assert task.info["source"] == "generated"
 
 
-def test_other_settings_are_other_data(tmp_path):
+def test_listops_data_depend_on_the_settings(tmp_path):
   task = load(tmp_path)
   two = load(tmp_path, seed=1)
   assert not np.array_equal(
@@ -64,7 +64,7 @@ def test_other_settings_are_other_data(tmp_path):
   assert len(folders) == 2
 
 
-def test_lras_own_files(tmp_path):
+def test_listops_task_reads_the_files_of_lra(tmp_path):
   task = load(tmp_path / "data")
   listops_text.write_tsv(dict(task.splits), tmp_path / "tsv")
   counts = {key: SMALL[key] for key in ("num_train", "num_validation")}
@@ -83,14 +83,14 @@ def test_lras_own_files(tmp_path):
     load(tmp_path / "data", archive=str(tmp_path / "tsv"))
 
 
-def test_unknown_protocol(tmp_path):
+def test_listops_task_refuses_an_unknown_protocol(tmp_path):
   with pytest.raises(
     ValueError, match="protocol of listops 's5'.*lra, paper, s4, skyformer"
   ):
     load(tmp_path, protocol="s5")
 
 
-def test_processes_with_other_hash_seeds_agree(prints_alike):
+def test_listops_task_does_not_depend_on_the_hash_seed(prints_alike):
   code = (
     "import sys, zlib; from tests.tasks.test_listops import load;"
     "task = load(sys.argv[1]);"

@@ -13,7 +13,7 @@ def load(folder, **options):
   return tasks.get("planted_pairs", data_dir=str(folder), **SIZES, **options)
 
 
-def test_pairs_stand_at_the_distance_in_one_class_alone(tmp_path):
+def test_pairs_task_has_the_distance_in_one_class_only(tmp_path):
   task = load(tmp_path)
   for split in task.splits.values():
     together = []
@@ -28,7 +28,7 @@ def test_pairs_stand_at_the_distance_in_one_class_alone(tmp_path):
   assert not set.intersection(*keys)
 
 
-def test_every_place_has_the_same_distribution_in_both_classes():
+def test_places_have_the_same_distribution_in_both_classes():
   """Chi-squared over places: 63 degrees of freedom, all four within 5 sigma."""
   rng = np.random.default_rng(0)
   for label in (0, 1):
@@ -42,14 +42,14 @@ def test_every_place_has_the_same_distribution_in_both_classes():
       assert abs(chi - 63) < 5 * np.sqrt(2 * 63)
 
 
-def test_rules_without_pairs_are_near_chance(tmp_path):
+def test_pairs_task_baselines_are_near_chance(tmp_path):
   task = load(tmp_path, length=32, num_pairs=4, distance=3)
   assert task.max_len == 32
   for score in task.baselines().values():
     assert 0.25 < score < 0.75
 
 
-def test_the_seed_is_that_of_the_data(tmp_path):
+def test_pairs_task_description_depends_on_the_seed(tmp_path):
   first, same, other = (
     load(tmp_path / name, seed=seed)
     for name, seed in (("a", 0), ("b", 0), ("c", 1))
@@ -61,12 +61,12 @@ def test_the_seed_is_that_of_the_data(tmp_path):
 @pytest.mark.parametrize(
   "options", [{"distance": 256}, {"length": 20}, {"num_pairs": 65}]
 )
-def test_marks_that_do_not_fit_are_refused(tmp_path, options):
+def test_pairs_task_refuses_marks_that_do_not_fit(tmp_path, options):
   with pytest.raises(ValueError, match=r"num_pairs=.*at most length / 4"):
     load(tmp_path, **options)
 
 
-def test_marks_are_written_as_text(tmp_path):
+def test_pairs_tokenizer_reads_marks_as_text(tmp_path):
   task = load(tmp_path)
   read = inputs.TOKENIZERS[task.tokenizer](task.vocabulary, "")
   assert read("a. .b").tolist() == [2, 1, 1, 3]

@@ -18,7 +18,7 @@ def load(folder, name="pathfinder", **options):
 
 
 @pytest.mark.parametrize("protocol", sorted(tasks.pathfinder.PROTOCOLS))
-def test_protocols(folder, protocol):
+def test_pathfinder_protocols_have_their_splits(folder, protocol):
   task = load(folder, protocol=protocol)
   sizes = {name: len(split) for name, split in task.splits.items()}
   assert sizes == {"train": 24, "validation": 3, "test": 3}
@@ -41,19 +41,19 @@ def test_protocols(folder, protocol):
   assert batch["targets"] == [drawing.label]
 
 
-def test_slices_in_order_and_pytorchs_split(folder):
+def test_pathfinder_splits_are_slices_or_pytorchs_permutation(folder):
   assert load(folder).splits["test"].keys.tolist() == [27, 28, 29]
   s4 = load(folder, protocol="s4").splits["train"].keys
   assert s4.tolist() != sorted(s4)
 
 
-def test_path_x_is_the_same_in_128_pixels(tmp_path):
+def test_pathx_is_pathfinder_in_128_pixels(tmp_path):
   task = load(str(tmp_path), "pathx", num_images=10)
   assert (task.name, task.max_len) == ("pathx", 16_384)
   assert task.info["settings"]["num_images"] == 10
 
 
-def test_lras_files(tmp_path):
+def test_pathfinder_task_reads_the_files_of_lra(tmp_path):
   settings = Settings(difficulty="easy", num_images=10)
   pathfinder_files.export(settings, tmp_path)
   task = load(

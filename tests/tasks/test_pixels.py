@@ -13,7 +13,7 @@ from jaxformers.tasks import pixels
     (pixels.PixelProtocol(scale=(0.0, 255.0)), [0, 10 / 255, 1], 0),
   ],
 )
-def test_what_a_pixel_becomes(protocol, inputs, size):
+def test_pixel_protocol_maps_pixels_to_inputs(protocol, inputs, size):
   split = pack([np.array([0, 10, 255], np.uint8)], np.array([0]))
   applied = protocol.apply({"test": split})["test"]
   outputs = applied.batch(np.array([0]), 3)["inputs"]

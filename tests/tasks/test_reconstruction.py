@@ -51,7 +51,7 @@ def batch(task, key=None, indices=range(6), max_len=32):
 
 
 @given(rate=st.floats(0.01, 0.99), seed=st.integers(0, 9))
-def test_masked_tokens_are_the_targets(rate, seed):
+def test_reconstruct_targets_are_the_masked_tokens(rate, seed):
   task = reconstruct(text(), "masked", rate)
   got = batch(task, (seed, 3, 0))
   inputs, targets, weights = (got[k] for k in ("inputs", "targets", "weights"))
@@ -64,7 +64,7 @@ def test_masked_tokens_are_the_targets(rate, seed):
   assert (inputs.dtype, weights.dtype) == (np.int32, np.float32)
 
 
-def test_masks_are_of_their_share_and_drawn_anew():
+def test_reconstruction_draws_a_new_mask_of_its_share_each_step():
   long = pack([np.ones(1_000, np.uint8)] * 8, np.zeros(8), shift=1)
   split = MaskedTokens(long, 0.3, 9)
   one, two = (split.batch(np.arange(8), 1_000, (0, k, 0)) for k in (0, 1))
@@ -76,7 +76,7 @@ def test_masks_are_of_their_share_and_drawn_anew():
   np.testing.assert_array_equal(one["inputs"], again["inputs"])
 
 
-def test_evaluation_masks_do_not_depend_on_the_batch():
+def test_reconstruct_evaluation_masks_do_not_depend_on_the_batch():
   task = reconstruct(text(), "masked", 0.5)
   alone = batch(task, indices=[2], max_len=12)
   among = batch(task, indices=[0, 2, 5], max_len=32)
@@ -87,7 +87,7 @@ def test_evaluation_masks_do_not_depend_on_the_batch():
   assert len({tuple(row) for row in weights.tolist()}) > 1
 
 
-def test_what_follows_is_the_target():
+def test_reconstruct_causal_targets_are_the_next_tokens():
   task = reconstruct(text(), "causal")
   got = batch(task)
   inputs = batch(text())["inputs"]
@@ -102,7 +102,7 @@ def test_what_follows_is_the_target():
   assert task.objective == "next_tokens"
 
 
-def test_a_vocabulary_may_have_a_mask_of_its_own():
+def test_reconstruct_uses_the_mask_of_the_vocabulary():
   words = ("_", "[MASK]", *"bcdefgh")
   task = reconstruct(text(vocabulary=words), "masked", 0.5)
   assert task.vocabulary == words
@@ -110,7 +110,7 @@ def test_a_vocabulary_may_have_a_mask_of_its_own():
   assert (got["inputs"][got["weights"] > 0] == 1).all()
 
 
-def test_pairs_are_sequences_of_their_own():
+def test_reconstruct_treats_pairs_as_separate_sequences():
   pairs = text(num_inputs=2)
   assert len(pairs.splits["train"]) == 3
   task = reconstruct(pairs, "masked", 0.5)
@@ -118,7 +118,7 @@ def test_pairs_are_sequences_of_their_own():
   np.testing.assert_array_equal(batch(task)["targets"], batch(text())["inputs"])
 
 
-def test_marks_are_not_masked():
+def test_reconstruct_never_masks_special_tokens():
   task = text()
   split = dataclasses.replace(task.splits["train"], start=7, end=8)
   task = dataclasses.replace(task, splits={"train": split})
@@ -128,7 +128,7 @@ def test_marks_are_not_masked():
   assert got["weights"][is_mark].max() == 0
 
 
-def test_masked_pixels():
+def test_reconstruct_masks_pixels_as_nan():
   task = reconstruct(pixels(), "masked", 0.5)
   got = batch(task, indices=range(4), max_len=16)
   np.testing.assert_array_equal(np.isnan(got["inputs"]), got["weights"] == 1)
@@ -145,7 +145,7 @@ def test_masked_pixels():
   assert following["weights"].sum() == 15
 
 
-def test_baselines():
+def test_reconstruct_baselines_are_unigram_and_median():
   task = reconstruct(text(), "causal")
   (name, score), *_ = task.baselines().items()
   assert name == "unigram"
@@ -160,7 +160,7 @@ def test_baselines():
   }
 
 
-def test_parts_and_descriptions():
+def test_reconstruct_select_and_description():
   task = reconstruct(text(), "masked", 0.5)
   split = task.splits["train"]
   part = split.select(np.array([1, 2]))
@@ -183,14 +183,14 @@ def test_parts_and_descriptions():
     ({"objective": "causal", "mask_rate": 0.5}, "mask_rate=0.5 .*masks none"),
   ],
 )
-def test_what_is_refused(options, message, data_dir):
+def test_reconstruct_refuses_wrong_options(options, message, data_dir):
   sizes = {"num_train": 8, "num_validation": 2, "num_test": 2}
   sizes |= {"min_length": 5, "max_length": 20, "data_dir": str(data_dir)}
   with pytest.raises(ValueError, match=f"(?i){message}"):
     tasks.get("listops", **sizes, **options)
 
 
-def test_tasks_without_sequences_of_classes_are_refused():
+def test_reconstruct_refuses_tasks_without_classes():
   for fields in ({"image": (8, 8, 3)}, {"objective": "language_model"}):
     with pytest.raises(ValueError, match="is for sequences with classes"):
       reconstruct(text(**fields), "masked")

@@ -21,7 +21,7 @@ def load(folder, **options):
   )
 
 
-def test_pairs_of_bytes(tmp_path):
+def test_retrieval_task_has_pairs_of_bytes(tmp_path):
   task = load(tmp_path)
   assert {n: len(split) for n, split in task.splits.items()} == COUNTS
   assert (task.num_inputs, task.vocab_size, task.max_len) == (2, 257, 4_000)
@@ -31,7 +31,7 @@ def test_pairs_of_bytes(tmp_path):
   assert task.baselines().keys() == {"majority class", "histogram similarity"}
 
 
-def test_protocols(tmp_path):
+def test_retrieval_protocols_have_their_lengths(tmp_path):
   sky = load(tmp_path, protocol="skyformer")
   assert (sky.max_len, sky.padded_len) == (4_000, 4_096)
   s4 = load(tmp_path, protocol="s4")
@@ -44,7 +44,7 @@ def test_protocols(tmp_path):
     load(tmp_path, protocol="mega")
 
 
-def test_the_real_stand_in(archives, prepared):
+def test_retrieval_baselines_of_the_real_sample(archives, prepared):
   task = tasks.get(
     "retrieval",
     data_dir=str(prepared),

@@ -93,18 +93,18 @@ def test_every_form_is_the_same_examples(examples):
   assert list(columns.labels) == LABELS
 
 
-def test_rows_are_not_read_as_pairs_of_their_names():
+def test_from_arrays_of_a_dataset_reads_columns_not_names():
   task = from_arrays([*Dataset({"text": TEXTS, "label": NAMES})])
   assert task.classes == ("neg", "pos")
   assert task.max_len == max(map(len, TEXTS))
 
 
-def test_names_of_classes_of_a_dataset():
+def test_from_arrays_takes_class_names_of_a_dataset():
   task = from_arrays(Dataset(COLUMNS, ["no", "yes", "maybe"]))
   assert task.classes == ("no", "yes", "maybe")
 
 
-def test_two_texts_are_a_pair():
+def test_from_arrays_reads_two_texts_as_a_pair():
   columns = {"premise": TEXTS, "hypothesis": TEXTS[::-1], "label": LABELS}
   task = from_arrays(columns, ([*zip(TEXTS, TEXTS, strict=True)], LABELS))
   assert task.sizes()["num_inputs"] == 2
@@ -117,7 +117,7 @@ def test_two_texts_are_a_pair():
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize(("ending", "mark"), [("csv", ","), ("TSV", "\t")])
-def test_files(tmp_path, encoding, ending, mark):
+def test_read_csv_and_tsv_files(tmp_path, encoding, ending, mark):
   path = tmp_path / f"reviews.{ending}"
   quoted = [f'"a ""{text}""{mark}\nna\u00efve"' for text in TEXTS]
   lines = [f"label{mark}text"]
@@ -139,7 +139,7 @@ def test_files(tmp_path, encoding, ending, mark):
     ("caf\u00e9,label\n", r"rows.csv is not text in UTF-8 \(place 3\)"),
   ],
 )
-def test_wrong_files(tmp_path, content, message):
+def test_read_refuses_wrong_files(tmp_path, content, message):
   path = tmp_path / "rows.csv"
   path.write_bytes(content.encode("latin-1"))
   with pytest.raises(ValueError, match=message):
@@ -164,6 +164,6 @@ def test_wrong_files(tmp_path, content, message):
     (({"text": TEXTS}, LABELS), "dict with the columns 'text'"),
   ],
 )
-def test_what_is_refused(examples, message):
+def test_read_refuses_wrong_examples(examples, message):
   with pytest.raises(ValueError, match=message):
     rows.read_columns(examples, "train")

@@ -18,7 +18,7 @@ def load(tmp_path, **options):
   )
 
 
-def test_scenes_of_a_folder(tmp_path):
+def test_segmentation_task_reads_scenes_of_a_folder(tmp_path):
   task = load(tmp_path)
   counts = {name: len(split) for name, split in task.splits.items()}
   assert counts == {"train": 11, "validation": 1, "test": 3}
@@ -36,12 +36,12 @@ def test_scenes_of_a_folder(tmp_path):
   assert len(paper.splits["train"]) == 12
 
 
-def test_one_class_everywhere(tmp_path):
+def test_segmentation_baseline_is_one_class_everywhere(tmp_path):
   score = load(tmp_path).baselines()["most frequent class"]
   assert 0.2 < score < 0.5  # Of two classes one, somewhat over half.
 
 
-def test_what_cannot_be_had(tmp_path):
+def test_segmentation_task_refuses_missing_archives_and_wrong_options(tmp_path):
   with pytest.raises(ValueError, match="is not here and is a zip"):
     tasks.get("ade20k", data_dir=str(tmp_path))
   with pytest.raises(ValueError, match="window=0"):
@@ -53,7 +53,7 @@ def test_what_cannot_be_had(tmp_path):
     load(tmp_path, **counts)
 
 
-def test_a_part_is_never_called_the_authors_set(tmp_path):
+def test_segmentation_task_does_not_call_a_part_the_published_set(tmp_path):
   assert load(tmp_path).info["authors_checksum"] is None
   # Nor is one that an earlier version prepared under the name of the whole.
   for folder in ("tfds", "packed"):

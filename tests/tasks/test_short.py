@@ -45,7 +45,9 @@ def load(folder, name, protocol="jaxformers", files=None, **options):
     ("ag_news", "test_only", (60, 10, 10)),
   ],
 )
-def test_protocols(few, tmp_path, name, protocol, sizes):
+def test_short_text_protocols_have_their_splits(
+  few, tmp_path, name, protocol, sizes
+):
   task = load(tmp_path, name, protocol)
   counts = [len(task.splits[s]) for s in ("train", "validation", "test")]
   assert tuple(counts) == sizes
@@ -58,7 +60,7 @@ def test_protocols(few, tmp_path, name, protocol, sizes):
   assert set(task.baselines()) == {"majority class", "bag-of-pieces regression"}
 
 
-def test_tokens_are_those_of_the_saved_tokenizer(few, tmp_path):
+def test_short_text_tokens_are_those_of_the_saved_tokenizer(few, tmp_path):
   task = load(tmp_path, "ag_news", max_len=8)
   tokenizer = tokenizers.Tokenizer.from_str(task.tokenizer_json)
   assert tokenizer.get_vocab_size() == task.vocab_size <= 60
@@ -72,7 +74,7 @@ def test_tokens_are_those_of_the_saved_tokenizer(few, tmp_path):
   assert inputs.min() > 0
 
 
-def test_a_text_of_the_user_is_read_with_the_tasks_marks(few, tmp_path):
+def test_short_text_encode_adds_the_special_tokens(few, tmp_path):
   task = load(tmp_path, "ag_news", max_len=12, special_tokens=True)
   ids = task.encode('train title 0 a "quoted" text, 1').tolist()
   rows = [
@@ -84,7 +86,7 @@ def test_a_text_of_the_user_is_read_with_the_tasks_marks(few, tmp_path):
   assert task.vocabulary[task.encode("train title 0", 3)[-1]] == "[SEP]"
 
 
-def test_a_given_vocabulary(few, tmp_path):
+def test_short_text_task_uses_a_given_vocabulary(few, tmp_path):
   path = tmp_path / "vocab.txt"
   path.write_text("[PAD]\n[UNK]\ntrain\nneg\n")
   task = load(tmp_path, "imdb", vocabulary=str(path))
@@ -93,7 +95,7 @@ def test_a_given_vocabulary(few, tmp_path):
   assert other.vocab_size > 4
 
 
-def test_without_train_csv_the_protocol_must_say_so(few, tmp_path):
+def test_ag_news_task_without_train_csv_needs_protocol_test_only(few, tmp_path):
   both = articles({"train": 10, "test": 20})
   folder = write_folder(
     tmp_path / "ag", {"test.csv": both["ag_news_csv/test.csv"]}
@@ -110,6 +112,6 @@ def test_without_train_csv_the_protocol_must_say_so(few, tmp_path):
   assert len(task.splits["train"]) == 60
 
 
-def test_unknown_protocol(tmp_path):
+def test_imdb_task_refuses_an_unknown_protocol(tmp_path):
   with pytest.raises(ValueError, match="protocol of imdb 'lra'"):
     tasks.get("imdb", data_dir=str(tmp_path), protocol="lra")

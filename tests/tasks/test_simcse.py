@@ -52,7 +52,7 @@ def small_config(options, tmp_path, model="neutreno", **fields):
   return config
 
 
-def test_a_training_sentence_is_its_own_pair(task):
+def test_simcse_training_sentence_is_its_own_pair(task):
   train = task.splits["train"]
   assert len(train) == 40
   batch = train.batch(np.arange(40), 12)
@@ -66,7 +66,7 @@ def test_a_training_sentence_is_its_own_pair(task):
   assert train.lengths().max() == 6
 
 
-def test_pairs_of_all_subsets_have_their_scores(task):
+def test_simcse_test_split_has_all_subsets_with_scores(task):
   test, validation = task.splits["test"], task.splits["validation"]
   # Four pairs of each subset, of which one has no score.
   assert (len(test), len(validation)) == (15, 6)
@@ -78,13 +78,13 @@ def test_pairs_of_all_subsets_have_their_scores(task):
   assert set(task.baselines()) == {"share of common pieces"}
 
 
-def test_the_paper_selects_on_sts_12(options):
+def test_simcse_paper_protocol_selects_on_sts12(options):
   paper = tasks.get("simcse", protocol="paper", **options)
   assert paper.selection == "test"
   assert len(paper.splits["validation"]) == 15
 
 
-def test_a_rank_correlation():
+def test_spearman_is_that_of_scipy():
   rng = np.random.default_rng(0)
   x, y = rng.normal(size=50), rng.integers(0, 5, 50)  # With ties.
   ranks = (scipy.stats.rankdata(a) for a in (x, y))
@@ -95,7 +95,7 @@ def test_a_rank_correlation():
 
 @pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
 @pytest.mark.parametrize("batch_size", [4, 16])
-def test_the_score_does_not_depend_on_devices(task, mode, batch_size):
+def test_simcse_score_does_not_depend_on_devices(task, mode, batch_size):
   model = models.build("transformer", d_model=8, num_layers=1, **task.sizes())
   split = task.splits["test"]
   inputs = split.batch(np.arange(len(split)), 12)["inputs"]
@@ -114,7 +114,7 @@ def test_the_score_does_not_depend_on_devices(task, mode, batch_size):
 
 
 @pytest.mark.usefixtures("at_root")
-def test_a_step_sees_the_whole_batch_on_every_device(options, tmp_path):
+def test_simcse_loss_is_of_the_whole_batch_on_every_device(options, tmp_path):
   """The loss is that of all pairs, whichever way the step is compiled."""
   losses = []
   for mode in ("jit", "pmap"):
@@ -153,7 +153,7 @@ def at_root(monkeypatch, request):
 
 
 @pytest.mark.usefixtures("at_root")
-def test_bert_is_trained_on_it(options, tmp_path):
+def test_simcse_trains_bert(options, tmp_path):
   results = loop.run(small_config(options, tmp_path), tmp_path / "run")
   assert results["metric"] == "spearman"
   assert results["examples"] == 15
@@ -173,12 +173,12 @@ def test_bert_is_trained_on_it(options, tmp_path):
     ({"protocol": "sick"}, "protocol of simcse 'sick'"),
   ],
 )
-def test_what_cannot_be_is_refused(options, changes, message):
+def test_simcse_task_refuses_wrong_options(options, changes, message):
   with pytest.raises(ValueError, match=message):
     tasks.get("simcse", **options | changes)
 
 
-def test_without_sts_b_the_protocol_must_say_so(tmp_path):
+def test_simcse_without_sts_b_needs_the_paper_protocol(tmp_path):
   few = files(9)
   del few[f"STS/STSBenchmark/{sts12.VALIDATION}"]
   archive = write_folder(tmp_path / "simcse", few)

@@ -12,7 +12,7 @@ def numbered(count, keys=None):
   return packed
 
 
-def test_held_out_by_key_and_nothing_else():
+def test_hold_out_depends_on_keys_only():
   rng = np.random.default_rng(0)
   keys = rng.permutation(100)
   parts = splits.hold_out(numbered(100, keys), 20)
@@ -26,7 +26,7 @@ def test_held_out_by_key_and_nothing_else():
     splits.hold_out(numbered(100), 100)
 
 
-def test_equal_texts_are_on_one_side():
+def test_hold_out_keeps_equal_texts_together():
   parts = splits.hold_out(numbered(100, np.arange(100) // 2), 20)
   assert not set(parts["train"].keys) & set(parts["validation"].keys)
 
@@ -41,7 +41,7 @@ def test_slices_are_those_of_tensorflow_datasets():
   assert [len(part) for part in parts.values()] == [9, 1, 1]
 
 
-def test_pytorchs_permutations():
+def test_torch_permutation_is_that_of_pytorch():
   # torch.randperm(10, generator=torch.Generator().manual_seed(42))
   want = [2, 6, 1, 8, 4, 5, 0, 9, 3, 7]
   assert splits.torch_permutation(10, 42).tolist() == want
@@ -51,7 +51,7 @@ def test_pytorchs_permutations():
   assert splits.torch_permutation(0, 0).tolist() == []
 
 
-def test_pytorchs_split_is_drawn_in_the_order_of_the_keys():
+def test_torch_random_draws_in_the_order_of_keys():
   keys = np.random.default_rng(1).permutation(10)
   parts = splits.torch_random(
     numbered(10, keys), {"validation": 0.1, "test": 0.29}
@@ -63,7 +63,7 @@ def test_pytorchs_split_is_drawn_in_the_order_of_the_keys():
   }
 
 
-def test_validation_is_held_out_or_the_test_split():
+def test_with_validation_holds_out_or_takes_the_test_split():
   train, test = numbered(20), numbered(6)
   held_out = splits.with_validation({"train": train, "test": test}, 4)
   assert {name: len(split) for name, split in held_out.items()} == {

@@ -36,7 +36,7 @@ def task(tmp_path_factory):
     yield tasks.get("squad", **options), options
 
 
-def test_the_splits_hold_out_a_paragraph(task):
+def test_squad_task_holds_out_a_paragraph(task):
   task, options = task
   sizes = {name: len(s.pieces) for name, s in task.splits.items()}
   assert sizes == {"train": 20, "validation": 4, "test": 8}
@@ -48,7 +48,7 @@ def test_the_splits_hold_out_a_paragraph(task):
   assert 0 < task.baselines()["sentence nearest to the question"] < 1
 
 
-def test_windows_are_those_of_run_squad(task):
+def test_squad_windows_are_those_of_run_squad(task):
   """Loops of BERT's code, written again: windows, and who scores a piece."""
   split = task[0].splits["test"]
   number = 0
@@ -87,7 +87,7 @@ def test_windows_are_those_of_run_squad(task):
   assert split.lengths().max() == ROOM["max_len"]
 
 
-def test_targets_are_the_pieces_of_the_answer(task):
+def test_squad_targets_are_the_pieces_of_the_answer(task):
   task = task[0]
   split = task.splits["train"]
   batch = split.batch(np.arange(len(split)), ROOM["max_len"])
@@ -102,7 +102,7 @@ def test_targets_are_the_pieces_of_the_answer(task):
   assert (batch["targets"] == 0).all(1).any()
 
 
-def test_the_best_answer_over_all_windows_by_a_search(task):
+def test_squad_predicted_answer_is_the_best_over_all_windows(task):
   split = task[0].splits["test"]
   n = ROOM["max_len"]
   batch = split.batch(np.arange(len(split)), n)
@@ -128,7 +128,7 @@ def test_the_best_answer_over_all_windows_by_a_search(task):
     )
 
 
-def test_right_answers_score_one(task):
+def test_squad_score_of_right_answers_is_one(task):
   split = task[0].splits["test"]
   batch = split.batch(np.arange(len(split)), ROOM["max_len"])
   logits = np.zeros((len(split), ROOM["max_len"], 2), np.float32)
@@ -142,7 +142,7 @@ def test_right_answers_score_one(task):
 
 @pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
 @pytest.mark.parametrize("batch_size", [7, 16])
-def test_the_score_does_not_depend_on_devices(task, mode, batch_size):
+def test_squad_score_does_not_depend_on_devices(task, mode, batch_size):
   task = task[0]
   model = models.build("transformer", d_model=8, num_layers=1, **task.sizes())
   split = task.splits["test"]
@@ -158,7 +158,7 @@ def test_the_score_does_not_depend_on_devices(task, mode, batch_size):
   assert scores["loss"] == pytest.approx(float(-chosen.mean()), rel=1e-5)
 
 
-def test_bert_is_trained_on_it(task, tmp_path, monkeypatch, request):
+def test_squad_trains_bert(task, tmp_path, monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
   config = c.load("configs/short/squad.py:model=neutreno")
   options = dict(task[1])
@@ -192,6 +192,6 @@ def test_bert_is_trained_on_it(task, tmp_path, monkeypatch, request):
     ({"protocol": "bert"}, "protocol of squad 'bert'"),
   ],
 )
-def test_what_cannot_be_is_refused(task, options, message):
+def test_squad_task_refuses_wrong_options(task, options, message):
   with pytest.raises(ValueError, match=message):
     tasks.get("squad", **task[1] | options)

@@ -27,14 +27,14 @@ def example(rows, labels, test_rows, test_labels, **fields):
   )
 
 
-def test_unknown_tasks_and_options():
+def test_get_refuses_unknown_tasks_and_options():
   with pytest.raises(ValueError, match="task 'listop'.*Did you mean 'listops'"):
     tasks.get("listop")
   with pytest.raises(ValueError, match="option of task 'text' 'length'"):
     tasks.get("text", length=3)
 
 
-def test_the_description_tells_what_numbers_depend_on():
+def test_description_changes_with_every_relevant_field():
   toy = example([[1, 2]], [0], [[1]], [0])
   description = toy.description()
   assert description == json.loads(json.dumps(description))
@@ -57,7 +57,7 @@ def test_the_description_tells_what_numbers_depend_on():
     )
 
 
-def test_the_description_tells_data_apart_by_every_token():
+def test_description_changes_with_every_token():
   rows = [[1 + k % 4, 1 + k % 3] for k in range(1_000)]
   description = example(rows, [0] * 1_000, [[1]], [0]).description()
   assert example(rows, [0] * 1_000, [[1]], [0]).description() == description
@@ -69,7 +69,7 @@ def test_the_description_tells_data_apart_by_every_token():
   assert description["data"]["test"] == other["data"]["test"]
 
 
-def test_what_is_no_text_is_not_read_as_one():
+def test_encode_refuses_tasks_without_text():
   toy = example([[1]], [0], [[1]], [0])
   with pytest.raises(ValueError, match="inputs of toy are not text"):
     toy.encode("a movie")

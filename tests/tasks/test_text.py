@@ -28,7 +28,7 @@ def few(monkeypatch, tmp_path):
   return load
 
 
-def test_protocols(few):
+def test_text_protocols_have_their_lengths(few):
   ours, lra, sky, s4 = (
     few(protocol=p) for p in ("jaxformers", "lra", "skyformer", "s4")
   )
@@ -42,7 +42,7 @@ def test_protocols(few):
     assert len(task.splits["train"]) == 20
 
 
-def test_ids_are_bytes_plus_one(few):
+def test_text_ids_are_bytes_plus_one(few):
   task = few(max_len=7)
   assert (task.max_len, task.vocab_size) == (7, 257)
   texts = {
@@ -54,7 +54,7 @@ def test_ids_are_bytes_plus_one(few):
   assert 1 <= inputs.min() <= inputs.max() <= 256
 
 
-def test_characters_as_s4_has_them(few):
+def test_text_s4_vocabulary_has_characters(few):
   task = few(protocol="s4")
   assert task.vocabulary[:4] == ("<pad>", "<unk>", "<eos>", " ")
   assert "\u00e9" in task.vocabulary  # In every text, so at least 15 times.
@@ -65,7 +65,7 @@ def test_characters_as_s4_has_them(few):
 
 
 @pytest.mark.parametrize("protocol", ["jaxformers", "s4"])
-def test_a_text_of_the_user_is_read_as_the_task_reads_its_own(few, protocol):
+def test_text_encode_reads_a_text_as_the_task(few, protocol):
   task = few(protocol=protocol)
   split = task.splits["test"]
   rows = split.batch(np.arange(len(split)), 20)["inputs"].tolist()
@@ -79,12 +79,12 @@ def test_a_text_of_the_user_is_read_as_the_task_reads_its_own(few, protocol):
   assert (1 in task.encode("\u4e00")) == (protocol == "s4")
 
 
-def test_the_same_reviews_are_held_out_whatever_the_tokens(few, tmp_path):
+def test_text_task_holds_out_the_same_reviews_for_all_tokens(few, tmp_path):
   held = few().splits["validation"].keys.tolist()
   assert few(max_len=3).splits["validation"].keys.tolist() == held
 
 
-def test_unknown_protocol(tmp_path):
+def test_text_task_refuses_an_unknown_protocol(tmp_path):
   with pytest.raises(
     ValueError, match="protocol of text 's5'.*jaxformers, lra"
   ):
@@ -92,7 +92,7 @@ def test_unknown_protocol(tmp_path):
 
 
 @pytest.mark.long
-def test_the_byte_histogram_on_all_real_reviews(archives, prepared):
+def test_text_byte_histogram_baseline_on_all_real_reviews(archives, prepared):
   """66.4 %: more than every model of the papers' tables."""
   task = tasks.get(
     "text",

@@ -27,7 +27,7 @@ def cifar10(archives, prepared):
 
 
 @pytest.mark.long
-def test_cifar10_in_colour(cifar10):
+def test_cifar10_task_has_normalised_colour_images(cifar10):
   counts = {name: len(split) for name, split in cifar10.splits.items()}
   assert counts == {"train": 45_000, "validation": 5_000, "test": 10_000}
   assert (np.bincount(cifar10.splits["test"].labels) == 1_000).all()
@@ -40,7 +40,7 @@ def test_cifar10_in_colour(cifar10):
   assert cifar10.sizes()["image"] == (32, 32, 3)
 
 
-def test_what_images_cannot_have():
+def test_cifar10_task_refuses_an_unknown_protocol():
   with pytest.raises(ValueError, match=r"protocol of cifar10 'lra'"):
     tasks.get("cifar10", protocol="lra")
 
@@ -69,7 +69,7 @@ def jpeg(value, size=(30, 20)):
   return file.getvalue()
 
 
-def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
+def test_imagenet_task_reads_class_folders(tmp_path, monkeypatch):
   files = {
     f"{split}/n{label:02}/{k}.JPEG": jpeg(20 * label)
     for split, count in (("train", 9), ("val", 2))
@@ -110,7 +110,7 @@ def test_imagenet_as_folders_of_classes(tmp_path, monkeypatch):
   assert tasks.get("imagenet2012", **options).info["sha256"] != sha256
 
 
-def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
+def test_imagenet_task_reads_prepared_tensorflow_datasets(tmp_path):
   def read(_):
     return {
       split: [
@@ -154,7 +154,7 @@ def test_imagenet_as_tensorflow_datasets_prepares_it(tmp_path):
   assert task.splits["test"].digest() != digest
 
 
-def test_what_images_cannot_be(tmp_path):
+def test_imagenet_refuses_missing_archives_and_wrong_augmentation(tmp_path):
   with pytest.raises(
     ValueError, match="imagenet2012 cannot be downloaded: fetch it"
   ):
@@ -165,7 +165,7 @@ def test_what_images_cannot_be(tmp_path):
     vision.augmented({"train": None}, {"flop": True})
 
 
-def test_cifar100_has_a_hundred_classes(tmp_path, monkeypatch):
+def test_cifar100_task_has_100_classes(tmp_path, monkeypatch):
   few = {"train": 5, "test": 1}
   monkeypatch.setattr(cifar100, "PER_LABEL", few)
   rows = {

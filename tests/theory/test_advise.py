@@ -38,11 +38,11 @@ def check_depth(params, depth, width):
   assert found.num_layers <= 96
 
 
-def test_depths_of_numbers_of_parameters():
+def test_advise_depths_are_those_of_the_reference():
   assert_all(check_depth, [(key, *value) for key, value in DEPTHS.items()])
 
 
-def test_a_bottleneck_turns_width_into_depth():
+def test_advise_with_bottleneck_turns_width_into_depth():
   free, bound = a.advise(3e7), a.advise(3e7, vocab=256)
   assert bound.d_model == bound.bottleneck == 256
   assert bound.num_layers > 1.5 * free.num_layers
@@ -59,7 +59,7 @@ def test_a_bottleneck_turns_width_into_depth():
   st.integers(0, 40_000),
   st.integers(0, 2_000),
 )
-def test_the_network_to_build_has_the_parameters_asked_for(params, vocab, rank):
+def test_advise_sizes_have_the_parameters_asked_for(params, vocab, rank):
   """Or the error says how to get one that has."""
   try:
     sizes = a.advise(params, vocab, rank)
@@ -114,12 +114,12 @@ def test_the_network_to_build_has_the_parameters_asked_for(params, vocab, rank):
     ),
   ],
 )
-def test_a_size_that_96_layers_do_not_have_is_refused(arguments, message):
+def test_advise_refuses_sizes_that_96_layers_do_not_have(arguments, message):
   with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
     a.advise(**arguments)
 
 
-def test_the_largest_size_that_is_not_refused():
+def test_advise_accepts_the_largest_size_of_its_error():
   sizes = a.advise(1164432361964)
   assert sizes.num_layers == 96
   assert not sizes.fitted
@@ -141,7 +141,7 @@ def test_both_thresholds_are_explained():
   assert "more layers than the fit has for that width" in lines
 
 
-def test_the_config_in_hand():
+def test_report_compares_the_sizes_of_a_config():
   """Counted by its own feed-forward, and set against the bottleneck."""
   lines = "\n".join(a.advice_lines(1e7, 100, 0, a.Sizes(16, 128, 2_048)))
   assert "16 layers of 128 channels, 9.4 M parameters (its layers" in lines
@@ -151,7 +151,9 @@ def test_the_config_in_hand():
   assert "below its" not in lines
 
 
-def test_the_command(capsys, tmp_path, monkeypatch, request):
+def test_advise_command_prints_depth_and_width(
+  capsys, tmp_path, monkeypatch, request
+):
   monkeypatch.chdir(request.config.rootpath)
   advise_command.main(
     [
@@ -184,14 +186,14 @@ def test_the_command(capsys, tmp_path, monkeypatch, request):
     (["--params=1e8", "--config=nowhere.py"], "There is no config file"),
   ],
 )
-def test_a_wrong_argument(arguments, message):
+def test_advise_command_refuses_wrong_arguments(arguments, message):
   with pytest.raises(SystemExit, match=message):
     advise_command.main(arguments)
 
 
 @pytest.mark.parametrize("vocab", [0, 164, 1_000])
 @pytest.mark.parametrize("params", [330_000, 4e5, 566_558, 2e6, 125e6])
-def test_what_is_recommended_fits_the_fit_and_the_bottleneck(params, vocab):
+def test_advise_is_balanced_and_within_the_bottleneck(params, vocab):
   try:
     advice = a.advise(params, vocab)
   except ValueError as error:

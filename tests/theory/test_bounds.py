@@ -27,7 +27,9 @@ SIZES = st.tuples(
     (6, 133.01, 2294.0),
   ],
 )
-def test_theorem_1_at_the_papers_width(num_layers, lower, upper):
+def test_bounds_of_theorem_1_are_those_of_the_reference(
+  num_layers, lower, upper
+):
   found = b.bounds(num_layers, 1_000, 16)
   assert found.theorem == 1
   assert found.lower == pytest.approx(lower, abs=0.006)
@@ -44,7 +46,9 @@ def test_theorem_1_at_the_papers_width(num_layers, lower, upper):
     (48, 19_747, 86_282),
   ],
 )
-def test_theorem_2_at_the_papers_width(num_layers, lower, upper):
+def test_bounds_of_theorem_2_are_those_of_the_reference(
+  num_layers, lower, upper
+):
   found = b.bounds(num_layers, 1_000, 16)
   assert found.theorem == 2
   assert found.lower == pytest.approx(lower, abs=0.6)
@@ -64,16 +68,16 @@ def test_theorem_2_at_the_papers_width(num_layers, lower, upper):
     (12_288, 8.57),
   ],
 )
-def test_the_threshold(d_model, depth):
+def test_threshold_is_that_of_the_reference(d_model, depth):
   assert b.threshold(d_model) == pytest.approx(depth, abs=0.006)
 
 
-def test_the_degree():
+def test_degree_of_the_first_six_depths():
   assert [b.degree(k) for k in range(1, 7)] == [1, 4, 13, 40, 121, 364]
 
 
 @given(SIZES)
-def test_lower_is_below_upper_and_nothing_overflows(sizes):
+def test_bounds_lower_is_below_upper_without_overflow(sizes):
   found = b.bounds(*sizes)
   assert math.isfinite(found.lower)
   assert found.lower <= found.upper
@@ -82,14 +86,14 @@ def test_lower_is_below_upper_and_nothing_overflows(sizes):
   assert largest.lower == pytest.approx(524_091, abs=1)
 
 
-def test_the_upper_bounds_meet_at_the_threshold():
+def test_bounds_of_both_theorems_meet_at_the_threshold():
   for d in (729, 2_187, 6_561):  # log_3 d = 6, 7, 8.
     depth = round(b.threshold(d))
     one, two = (t(depth, d, 1).upper for t in (b.theorem_1, b.theorem_2))
     assert two < one < 1.5 * two
 
 
-def test_corollary_1_and_where_the_paper_differs():
+def test_width_needed_is_corollary_1():
   # 2e17 and 2e5 are printed; the formulas give these.
   two, three = (b.width_needed(s, 6, 1_000, 16) for s in (2, 3))
   assert 10**two.log10 == pytest.approx(7.3e15, rel=0.01)
@@ -110,7 +114,7 @@ def test_corollary_1_and_where_the_paper_differs():
 
 
 @given(st.integers(14, 96), st.sampled_from([256, 1_000, 12_288]))
-def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
+def test_surpassing_is_corollary_2(num_layers, d_model):
   found = b.surpassing(num_layers, d_model, 16)
   assert found.num_layers < num_layers
   deep = b.bounds(num_layers, d_model, 16)
@@ -123,7 +127,9 @@ def test_corollary_2_surpasses_the_deeper_network(num_layers, d_model):
 
 
 @given(st.floats(1, 9), st.floats(0.6, 9), st.floats(0, 1))
-def test_the_order_of_corollary_2(log_layers, log_width, log_heads):
+def test_surpassing_has_the_order_of_corollary_2(
+  log_layers, log_width, log_heads
+):
   """beta is log_3 L + O(1), which is O(log H log d log L) for H >= 2."""
   d = round(10**log_width)
   heads = max(1, min(round(d**log_heads), d - 1))
@@ -135,7 +141,7 @@ def test_the_order_of_corollary_2(log_layers, log_width, log_heads):
   assert beta <= 4 * order
 
 
-def test_beta_grows_with_the_logarithm_of_the_depth_alone():
+def test_surpassing_beta_grows_with_the_logarithm_of_the_depth():
   betas = [b.surpassing(3**k, 1_000, 16).beta for k in range(4, 18)]
   assert all(after - before == 1 for before, after in pairwise(betas))
   sizes = [(d, heads) for d in (10, 1_000, 10**6) for heads in (1, 2, d - 1)]
@@ -162,12 +168,12 @@ def test_beta_grows_with_the_logarithm_of_the_depth_alone():
     (lambda: b.surpassing(13, 12_288, 16), "no shallower"),
   ],
 )
-def test_what_cannot_be(call, message):
+def test_bounds_refuse_wrong_sizes(call, message):
   with pytest.raises(ValueError, match=message):
     call()
 
 
-def test_each_theorem_cites_its_equation():
+def test_theorem_docstrings_cite_their_equation():
   """Equations 7 and 8 of the paper; 6 is proposition 1."""
   assert "(equation 7)" in b.theorem_1.__doc__
   assert "(equation 8)" in b.theorem_2.__doc__
@@ -239,7 +245,7 @@ def test_what_has_no_bound_or_fit_is_said():
     ((2, 10**10, 1), "^error: d_model=10000000000: give 1,000,000,000 or"),
   ],
 )
-def test_a_wrong_size(sizes, message):
+def test_bounds_command_refuses_wrong_sizes(sizes, message):
   names = ("num_layers", "d_model", "num_heads")
   with pytest.raises(SystemExit, match=message):
     bounds_command.main(
@@ -247,7 +253,7 @@ def test_a_wrong_size(sizes, message):
     )
 
 
-def test_the_help_fits_a_screen(capsys):
+def test_bounds_command_help_fits_a_screen(capsys):
   with pytest.raises(SystemExit, match="^0$"):
     bounds_command.main(["--help"])
   lines = capsys.readouterr().out.splitlines()
@@ -255,7 +261,9 @@ def test_the_help_fits_a_screen(capsys):
   assert max(map(len, lines)) <= 80
 
 
-def test_docs_show_what_the_commands_print(capsys, monkeypatch, request):
+def test_depth_page_shows_the_output_of_its_commands(
+  capsys, monkeypatch, request
+):
   """Every output in docs/depth.md that follows its command."""
   monkeypatch.chdir(request.config.rootpath)
   text = (request.config.rootpath / "docs/depth.md").read_text()

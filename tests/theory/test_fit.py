@@ -19,7 +19,7 @@ WIDTHS = {
 }
 
 
-def test_widths_of_the_fit():
+def test_width_and_depth_are_those_of_the_reference():
   def check(num_layers, width):
     assert round(f.width(num_layers)) == width
     params = f.parameters(num_layers, f.width(num_layers))
@@ -29,14 +29,14 @@ def test_widths_of_the_fit():
   assert_all(check, WIDTHS.items())
 
 
-def test_where_a_network_lies():
+def test_place_classifies_known_networks():
   # GPT-3 is called too deep for its size by the authors; 96 layers of 12,288.
   assert f.place(96, 12_288) == ("deep", pytest.approx(0.39, abs=0.01))
   assert f.place(12, 768)[0] == "wide"
   assert f.place(24, 600)[0] == "balanced"
 
 
-def test_no_depth_overflows():
+def test_place_and_depth_do_not_overflow():
   assert f.place(10**9, 12_288) == ("deep", 0.0)
   assert f.depth(100) < 1
   with pytest.raises(ValueError, match="params=10,000: one layer of the fit"):

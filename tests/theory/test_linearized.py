@@ -32,7 +32,7 @@ def draw(depth, heads, d, seed=0):
 @pytest.mark.parametrize(
   ("depth", "heads", "d"), [(1, 1, 3), (2, 2, 4), (3, 1, 2)]
 )
-def test_the_compact_form_is_the_literal_one(depth, heads, d, residual):
+def test_compact_equals_literal(depth, heads, d, residual):
   maps = draw(depth, heads, d)
   x = jnp.asarray(np.random.default_rng(1).normal(size=(5, d)))
   want = lin.literal(x, maps, residual)
@@ -43,7 +43,7 @@ def test_the_compact_form_is_the_literal_one(depth, heads, d, residual):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_it_is_homogeneous_of_degree_3_to_the_l(depth):
+def test_compact_is_homogeneous_of_degree_3_to_the_depth(depth):
   maps = draw(depth, 1, 3)
   x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)))
   want = 1.3 ** (2 * bounds.degree(depth) + 1) * lin.compact(x, maps)
@@ -73,19 +73,19 @@ def network(num_layers, residual, **options):
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_registered_mixer_is_the_network(residual):
+def test_linearized_model_is_the_compact_form(residual):
   x, maps, y = network(3, residual)
   want = lin.compact(x, maps, residual)
   np.testing.assert_allclose(y, want, atol=1e-12 * jnp.abs(want).max())
 
 
-def test_its_last_token_sees_all_in_the_causal_form_too():
+def test_causal_linearized_model_has_the_same_last_token():
   x, maps, y = network(1, True, causal=True)
   want = lin.compact(x, maps, True)
   np.testing.assert_allclose(y[-1], want[-1], atol=1e-12 * jnp.abs(want).max())
 
 
-def test_the_model_has_no_more_than_four_maps_a_layer():
+def test_linearized_model_has_four_maps_a_layer():
   with jax.enable_x64(False):
     model = models.build(
       "linearized",

@@ -52,12 +52,12 @@ def check_rank(depth, d, heads, n, want):
     assert bounds.log3(want) <= bounds.highest(depth, d, heads) + 1e-9
 
 
-def test_the_references_ranks():
+def test_measure_rank_gives_the_ranks_of_the_reference():
   assert_all(check_rank, TABLE, least=60)
 
 
 @pytest.mark.long
-def test_the_larger_ranks():
+def test_measure_rank_of_larger_settings():
   assert r.measure_rank(r.Setting(2, 10)).rank == 1_001
   assert r.measure_rank(r.Setting(3, 3)).rank == 560
   found = r.measure_rank(r.Setting(3, 3, num_tokens=4), max_points=1_500)
@@ -76,13 +76,15 @@ def test_the_larger_ranks():
   ],
 )
 @pytest.mark.parametrize("d", [4, 6])
-def test_inputs_of_low_rank_are_as_a_narrow_network(rank, depth, n, want, d):
+def test_measure_rank_of_low_rank_inputs_is_that_of_a_narrow_network(
+  rank, depth, n, want, d
+):
   setting = r.Setting(depth, d, num_tokens=n, input_rank=rank)
   assert r.measure_rank(setting).rank == want
   assert r.closed_form(setting) in (None, want)
 
 
-def test_equal_for_all_balanced_partitions_seeds_and_with_a_residual():
+def test_measure_rank_is_equal_for_balanced_partitions_and_seeds():
   """Proposition 1, and findings 2 and 5 of the reference."""
   for part in itertools.combinations(range(4), 2):
     assert r.measure_rank(r.Setting(2, 3, num_tokens=4, part=part)).rank == 49
@@ -96,7 +98,7 @@ def test_equal_for_all_balanced_partitions_seeds_and_with_a_residual():
     assert r.measure_rank(setting).rank == 49
 
 
-def test_an_unbalanced_partition():
+def test_measure_rank_of_an_unbalanced_partition():
   """It counts which group the token is in that is looked at."""
   ranks = [
     r.measure_rank(r.Setting(2, 3, num_tokens=4, part=part)).rank
@@ -107,7 +109,7 @@ def test_an_unbalanced_partition():
     assert r.measure_rank(r.Setting(1, 4, num_tokens=3, part=part)).rank == 5
 
 
-def test_the_grid_is_the_literal_sum_over_tokens():
+def test_grid_is_the_literal_sum_over_tokens():
   """Equation 3, in Python's integers."""
   p = r.PRIME
   setting = r.Setting(2, 4, 2, 4, position=2, channel=1, residual=True)
@@ -127,7 +129,7 @@ def test_the_grid_is_the_literal_sum_over_tokens():
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_grid_is_the_compact_form(residual):
+def test_grid_is_the_compact_form(residual):
   """On integers so small that none is reduced modulo the prime."""
   setting = r.Setting(2, 2, 2, 4, residual=residual, position=1, channel=1)
   rng = np.random.default_rng(0)
@@ -148,7 +150,7 @@ def test_the_grid_is_the_compact_form(residual):
   np.testing.assert_allclose(found, want, rtol=1e-13)
 
 
-def test_ranks_of_matrices_that_are_known():
+def test_modular_rank_of_known_matrices():
   rng = np.random.default_rng(0)
   for rank in (0, 1, 7, 12):
     m = rng.integers(0, r.PRIME, (12, rank))
@@ -158,7 +160,7 @@ def test_ranks_of_matrices_that_are_known():
   assert r.modular_rank(np.array([[r.PRIME, 1]])) == 1
 
 
-def test_more_points_begin_with_the_same():
+def test_draw_tokens_of_more_points_begins_with_the_same():
   setting = r.Setting(2, 3, num_tokens=4)
   few, many = (r.draw_tokens(setting, k, 1) for k in (3, 9))
   for x, y in zip(few, many, strict=True):
@@ -190,7 +192,7 @@ def singular_values(setting, points):
   return values / values[0]
 
 
-def test_floating_point_finds_it_for_two_layers_and_not_for_three():
+def test_float64_rank_is_exact_for_two_layers_and_not_for_three():
   for n, want in ((2, 35), (4, 49)):
     values = singular_values(r.Setting(2, 3, num_tokens=n), 80)
     for threshold in (1e-9, 1e-10, 1e-12):
@@ -214,7 +216,7 @@ def test_floating_point_finds_it_for_two_layers_and_not_for_three():
     (dict(input_rank=5), "input_rank=5"),
   ],
 )
-def test_what_cannot_be_measured(fields, message):
+def test_setting_refuses_wrong_fields(fields, message):
   with pytest.raises(ValueError, match=message):
     r.Setting(**({"num_layers": 2, "d_model": 4} | fields))
   with pytest.raises(ValueError, match="max_points=1"):
@@ -276,6 +278,6 @@ def test_the_bounds_are_those_of_the_theorem_that_holds(fields, theorem):
     ("--position=2", "position=2"),
   ],
 )
-def test_a_wrong_argument(argument, message):
+def test_rank_command_refuses_wrong_arguments(argument, message):
   with pytest.raises(SystemExit, match=message):
     rank_command.main(["--num_layers=1", "--d_model=4", argument])

@@ -17,14 +17,14 @@ def state(step):
   return TrainState(jnp.int32(step), {"w": value}, (value * 2,))
 
 
-def test_checksums_see_every_leaf():
+def test_checksums_cover_every_leaf():
   one = checksums(state(1))
   assert sorted(one) == [".opt_state[0]", ".params['w']", ".step"]
   other = checksums(state(1).replace(step=jnp.int32(2)))
   assert [key for key in one if one[key] != other[key]] == [".step"]
 
 
-def test_shapes_are_compared_by_path():
+def test_check_shapes_compares_by_path():
   saved = arrays.shapes_of(state(1))
   assert saved == {"step": [], "params/w": [3], "opt_state/0": [3]}
   arrays.check_shapes(Path("run"), saved, saved)
@@ -33,7 +33,7 @@ def test_shapes_are_compared_by_path():
       arrays.check_shapes(Path("run"), saved, wanted)
 
 
-def test_an_array_is_placed_as_another_one_and_of_its_type():
+def test_place_like_keeps_sharding_and_type():
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   split = jax.NamedSharding(mesh, jax.P("data"))
   like = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=split)

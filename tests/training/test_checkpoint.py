@@ -57,14 +57,14 @@ def data_files(folder, step):
   return [f for f in files if f.is_file() and f.parent.name == "d"]
 
 
-def test_the_latest_comes_back_bit_for_bit(tmp_path):
+def test_restore_latest_is_bitwise_equal(tmp_path):
   save(tmp_path, None, 0.5)
   latest, loop_state = restored(tmp_path)
   chex.assert_trees_all_equal(latest, state(2))
   assert loop_state == {"note": 2}
 
 
-def test_nothing_to_restore(tmp_path):
+def test_restore_of_an_empty_folder(tmp_path):
   assert restored(tmp_path) is None
   with (
     Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints,
@@ -73,7 +73,7 @@ def test_nothing_to_restore(tmp_path):
     checkpoints.restore_best(state(0))
 
 
-def test_the_latest_two_and_the_best_are_kept(tmp_path):
+def test_save_keeps_the_latest_two_and_the_best(tmp_path):
   save(tmp_path, 0.1, 0.9, None, 0.5, None, 0.7)
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     assert checkpoints.steps() == [2, 5, 6]
@@ -81,13 +81,13 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path):
     chex.assert_trees_all_equal(checkpoints.restore(2, state(0))[0], state(2))
 
 
-def test_of_equal_scores_the_earliest_is_the_best(tmp_path):
+def test_restore_best_of_equal_scores_is_the_earliest(tmp_path):
   save(tmp_path, 0.1, 0.5, 0.5, 0.5)
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     assert checkpoints.restore_best(state(0)).step == 2
 
 
-def test_the_placement_is_that_of_the_example(tmp_path):
+def test_restore_latest_has_the_sharding_of_the_example(tmp_path):
   save(tmp_path, None)
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -97,7 +97,9 @@ def test_the_placement_is_that_of_the_example(tmp_path):
   assert latest.params["w"].sharding == whole
 
 
-def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
+def test_restore_latest_detects_a_flipped_bit_and_takes_the_one_before(
+  tmp_path, capsys
+):
   save(tmp_path, None, None)
   for file in data_files(tmp_path, 2):
     content = bytearray(file.read_bytes())
@@ -115,7 +117,7 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_taken(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_damage_changes_what_is_restored(tmp_path, capsys, kind):
+def test_restore_never_returns_damaged_values(tmp_path, capsys, kind):
   """A file of the latest checkpoint, which is the best, is damaged."""
   save(tmp_path / "whole", 0.5, 0.9)
   rng = random.Random(0)
@@ -138,7 +140,7 @@ def test_no_damage_changes_what_is_restored(tmp_path, capsys, kind):
     shutil.rmtree(folder)
 
 
-def test_a_best_whose_score_is_lost_is_told(tmp_path, capsys):
+def test_restore_best_warns_of_a_lost_score(tmp_path, capsys):
   """The latest is the best, and nothing but its own memory knows it."""
   save(tmp_path, 0.5, 0.9)
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
@@ -159,7 +161,7 @@ def test_a_best_whose_score_is_lost_is_told(tmp_path, capsys):
   assert (best.step, best.lost) == (1, 2)
 
 
-def test_a_checkpoint_in_the_place_of_another_is_damaged(tmp_path, capsys):
+def test_restore_best_detects_a_checkpoint_of_another_step(tmp_path, capsys):
   save(tmp_path, 0.9, 0.5)
   folder = tmp_path / "checkpoints"
   shutil.rmtree(folder / "1")
@@ -170,7 +172,7 @@ def test_a_checkpoint_in_the_place_of_another_is_damaged(tmp_path, capsys):
   assert "it was saved at step 2" in capsys.readouterr().err
 
 
-def test_what_to_do_without_a_best_that_is_whole(tmp_path):
+def test_restore_best_without_a_whole_best_names_the_remedy(tmp_path):
   save(tmp_path, None, 0.5)
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
   with (
@@ -180,7 +182,7 @@ def test_what_to_do_without_a_best_that_is_whole(tmp_path):
     checkpoints.restore_best(state(0))
 
 
-def test_a_step_may_be_damaged_twice(tmp_path):
+def test_restore_latest_keeps_every_damaged_copy_of_a_step(tmp_path):
   save(tmp_path, None, None)
   for _ in range(2):
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
@@ -191,14 +193,14 @@ def test_a_step_may_be_damaged_twice(tmp_path):
   assert {"1", "2", "damaged-2", "damaged-2-2"} <= names
 
 
-def test_a_truncated_one_is_passed_over(tmp_path, capsys):
+def test_restore_latest_skips_a_truncated_checkpoint(tmp_path, capsys):
   save(tmp_path, None, None)
   for file in data_files(tmp_path, 2):
     file.write_bytes(file.read_bytes()[:10])
   assert restored(tmp_path)[0].step == 1
 
 
-def test_none_is_whole(tmp_path):
+def test_restore_latest_refuses_if_all_are_damaged(tmp_path):
   save(tmp_path, None)
   shutil.rmtree(tmp_path / "checkpoints" / "1" / "state")
   with pytest.raises(ValueError, match=r"damaged \(steps \[1\]\)"):
@@ -208,7 +210,7 @@ def test_none_is_whole(tmp_path):
 @pytest.mark.parametrize(
   "error", [MemoryError(), ValueError("RESOURCE_EXHAUSTED: Out of memory")]
 )
-def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
+def test_restore_latest_passes_transient_errors(tmp_path, monkeypatch, error):
   save(tmp_path, None, None)
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
 
@@ -222,7 +224,7 @@ def test_what_may_pass_is_no_damage(tmp_path, monkeypatch, error):
     assert checkpoints.steps() == [1, 2]
 
 
-def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
+def test_save_refuses_values_that_are_not_finite(tmp_path):
   bad = state(3).replace(params={"w": jnp.array([1.0, jnp.nan, 2.0])})
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     with pytest.raises(FloatingPointError, match=r"step 3 .*'w'.*not finite"):
@@ -230,7 +232,7 @@ def test_numbers_that_are_not_finite_are_not_saved(tmp_path):
     assert checkpoints.steps() == []
 
 
-def test_another_shape_is_named(tmp_path):
+def test_restore_latest_names_another_shape(tmp_path):
   save(tmp_path, None)
   with pytest.raises(ValueError, match=r"another model: .*\[3\].*\[4\]"):
     restored(tmp_path, width=4)
@@ -240,7 +242,7 @@ def full(*args, **kwargs):
   raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
+def test_save_on_a_full_disk_keeps_earlier_checkpoints(tmp_path, monkeypatch):
   save(tmp_path, None)
   checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
   monkeypatch.setattr(checkpoints._manager, "save", full)
@@ -251,9 +253,7 @@ def test_a_full_disk_keeps_what_there_is(tmp_path, monkeypatch):
   assert checkpoints.steps() == [1]
 
 
-def test_a_save_that_fails_in_the_background_is_told_by_the_next(
-  tmp_path, monkeypatch
-):
+def test_save_reports_a_failed_background_save(tmp_path, monkeypatch):
   save(tmp_path, None)
   checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
   checkpoints.save(state(2), {})
@@ -264,7 +264,7 @@ def test_a_save_that_fails_in_the_background_is_told_by_the_next(
   assert restored(tmp_path)[0].step == 2
 
 
-def test_another_error_than_that_of_a_disk_passes(tmp_path, monkeypatch):
+def test_save_passes_errors_that_are_not_of_the_disk(tmp_path, monkeypatch):
   def wrong(*args, **kwargs):
     raise ValueError("of another model")
 
@@ -274,7 +274,7 @@ def test_another_error_than_that_of_a_disk_passes(tmp_path, monkeypatch):
     checkpoints.save(state(2), {})
 
 
-def test_nothing_is_saved_where_a_workdir_was(tmp_path):
+def test_save_does_not_recreate_a_lost_workdir(tmp_path):
   """A disk that is gone leaves its mount point, which is another disk."""
   folder, away = tmp_path / "run", tmp_path / "away"
   folder.mkdir()
@@ -289,7 +289,7 @@ def test_nothing_is_saved_where_a_workdir_was(tmp_path):
   assert restored(folder)[0].step == 1
 
 
-def test_what_was_saved_elsewhere_is_not_saved(tmp_path, monkeypatch):
+def test_save_detects_a_workdir_that_vanished_meanwhile(tmp_path, monkeypatch):
   """orbax makes the folders that it does not find."""
   folder, away = tmp_path / "run", tmp_path / "away"
   folder.mkdir()
@@ -310,7 +310,7 @@ def test_what_was_saved_elsewhere_is_not_saved(tmp_path, monkeypatch):
   assert restored(folder)[0].step == 1
 
 
-def test_parameters_are_restored_without_the_optimizer(tmp_path):
+def test_restore_best_restores_parameters_without_the_optimizer(tmp_path):
   save(tmp_path, 0.9, 0.5)
   like = state(0).without_optimizer()
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
@@ -319,7 +319,7 @@ def test_parameters_are_restored_without_the_optimizer(tmp_path):
   chex.assert_trees_all_equal(best.state, state(1).without_optimizer())
 
 
-def test_shapes_alone_say_what_is_restored(tmp_path):
+def test_restore_from_shapes_and_shardings_only(tmp_path):
   save(tmp_path, 0.9)
   device = jax.sharding.SingleDeviceSharding(jax.devices()[1])
   like = jax.tree.map(
@@ -332,7 +332,7 @@ def test_shapes_alone_say_what_is_restored(tmp_path):
   assert restored_state.params["w"].devices() == {jax.devices()[1]}
 
 
-def test_an_average_is_restored_and_asked_for(tmp_path):
+def test_restore_needs_the_average_of_parameters(tmp_path):
   averaged = state(1).replace(average={"w": jnp.ones(3)})
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
     checkpoints.save(averaged, {}, 0.5)
@@ -345,7 +345,9 @@ def test_an_average_is_restored_and_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("damaged", ["params", "opt_state"])
-def test_checksums_are_compared_of_what_is_read(tmp_path, capsys, damaged):
+def test_restore_compares_checksums_of_the_parts_it_reads(
+  tmp_path, capsys, damaged
+):
   """Damage to the optimiser's state alone does not change a score."""
   with pytest.MonkeyPatch.context() as patch:
     real = checkpoint.arrays.checksums
@@ -369,7 +371,7 @@ def test_checksums_are_compared_of_what_is_read(tmp_path, capsys, damaged):
         )
 
 
-def test_a_checkpoint_of_another_protocol_is_refused(tmp_path):
+def test_restore_latest_refuses_another_protocol(tmp_path):
   save(tmp_path, 0.5)
   other = ABOUT | {"protocol": "lra"}
   with (

@@ -14,7 +14,7 @@ def step(state, batch, *, axis_name=None):
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
-def test_a_batch_is_split_and_summed(mode, count, monkeypatch):
+def test_compile_step_splits_a_batch_and_sums(mode, count, monkeypatch):
   monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[:count])
   layout = compilers.layout()
   compiled, place = compilers.compile_step(mode, step, layout)
@@ -23,7 +23,7 @@ def test_a_batch_is_split_and_summed(mode, count, monkeypatch):
   assert compiled(layout.place_state(np.float32(1)), batch) == 29
 
 
-def test_a_batch_that_does_not_split():
+def test_check_batch_names_sizes_that_split():
   compilers.check_batch("batch_size", 12, 4, "4 devices")
   with pytest.raises(ValueError, match="batch_size=10 .*4 devices.*8 or 12"):
     compilers.check_batch("batch_size", 10, 4, "4 devices")
@@ -31,12 +31,12 @@ def test_a_batch_that_does_not_split():
     compilers.check_batch("batch_size", 3, 4, "4 devices")
 
 
-def test_unknown_mode():
+def test_compile_step_refuses_an_unknown_mode():
   with pytest.raises(ValueError, match="parallel mode 'xmap'.*jit, pmap"):
     compilers.compile_step("xmap", step, compilers.layout())
 
 
-def test_pmap_splits_batches_alone():
+def test_pmap_refuses_meshes_that_split_more_than_batches():
   layout = compilers.layout("data:2,model:2")
   with pytest.raises(ValueError, match="pmap.*splits only batches"):
     compilers.compile_step("pmap", step, layout)

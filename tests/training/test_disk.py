@@ -7,7 +7,7 @@ import pytest
 from jaxformers.training import disk
 
 
-def test_which_errors_are_of_a_disk():
+def test_error_number_recognises_errors_of_a_disk():
   assert disk.error_number(OSError(errno.ENOSPC, "")) == errno.ENOSPC
   assert disk.error_number(ValueError("... UNAVAILABLE: later")) == errno.EIO
   assert disk.error_number(PermissionError(errno.EACCES, "")) == errno.EACCES
@@ -35,7 +35,7 @@ def test_which_errors_are_of_a_disk():
     ),
   ],
 )
-def test_an_error_of_the_disk_names_folder_and_content(
+def test_saving_names_folder_and_content_of_a_disk_error(
   tmp_path, error, number, problem
 ):
   message = f"Step 1 was not saved in {tmp_path}: {problem} .*before is untouch"
@@ -47,7 +47,7 @@ def test_an_error_of_the_disk_names_folder_and_content(
   assert raised.value.errno == number
 
 
-def test_another_error_passes(tmp_path):
+def test_saving_passes_other_errors(tmp_path):
   (tmp_path / "config.json").touch()
   for error in (ValueError("of another model"), FileNotFoundError(2, "file")):
     with (
@@ -58,7 +58,7 @@ def test_another_error_passes(tmp_path):
     assert raised.value is error
 
 
-def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
+def test_saving_reports_a_missing_workdir_as_an_absent_disk(tmp_path):
   assert not disk.holds_run(tmp_path)
   with (
     pytest.raises(OSError, match="does not answer") as raised,
@@ -68,7 +68,7 @@ def test_a_file_that_is_missing_with_its_workdir_is_an_absent_disk(tmp_path):
   assert raised.value.errno == errno.EIO
 
 
-def test_a_wait_that_gave_up_is_an_absent_disk(tmp_path):
+def test_saving_reports_a_timeout_as_an_absent_disk(tmp_path):
   """As after a jump of the wall clock, when libraries wait by it."""
   with (
     pytest.raises(OSError, match="does not answer") as caught,

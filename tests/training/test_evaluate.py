@@ -37,7 +37,7 @@ def example():
 @pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
 @pytest.mark.parametrize("devices", long_except([3], [1, 3, 4]))
 @pytest.mark.parametrize("batch_size", long_except([5, 16], [5, 13, 16]))
-def test_every_example_counts_once(
+def test_evaluator_counts_every_example_once(
   example, monkeypatch, mode, devices, batch_size
 ):
   monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[:devices])
@@ -52,7 +52,7 @@ def test_every_example_counts_once(
   assert run.batch_size % devices == 0
 
 
-def test_sums_are_divided_once():
+def test_add_sums_and_means_divide_once():
   total = evaluate.add_sums({}, {"loss": 3.0, "correct": 1.0, "count": 2.0})
   total = evaluate.add_sums(total, {"loss": 1.0, "correct": 1.0, "count": 1.0})
   assert total == {"loss": 4.0, "correct": 2.0, "count": 3.0}

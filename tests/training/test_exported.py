@@ -35,7 +35,7 @@ def files(folder):
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_every_damage_is_found(folder):
+def test_load_detects_damage_to_any_file(folder):
   """One bit anywhere in any file, a cut file, a file that is gone."""
   rng = np.random.default_rng(0)
   for path in sorted(folder.iterdir()):
@@ -69,14 +69,14 @@ def reseal(folder, **changes):
   ("field", "value"),
   [("model", []), ("task", 5), ("step", "3"), ("imports", ["os"])],
 )
-def test_fields_of_a_wrong_type(folder, field, value):
+def test_load_refuses_record_fields_of_a_wrong_type(folder, field, value):
   reseal(folder, **{field: value})
   with pytest.raises(UserError, match=f"model.json has {field}="):
     jf.load(folder)
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "../model/../../x", "a/../b"])
-def test_a_record_names_no_files_of_other_folders(folder, place):
+def test_load_refuses_files_of_other_folders(folder, place):
   record = json.loads((folder / exported.RECORD).read_text())
   del record["digest"]
   record["digests"][place] = "0"
@@ -103,7 +103,7 @@ def change_weights(folder, change):
     (lambda a: np.full_like(a, np.inf), "not finite"),
   ],
 )
-def test_weights_are_those_of_the_model(folder, change, message):
+def test_load_refuses_weights_of_another_shape_or_type(folder, change, message):
   def change_first(flat):
     name = sorted(flat)[0]
     return flat | {name: change(flat[name])}
@@ -113,13 +113,13 @@ def test_weights_are_those_of_the_model(folder, change, message):
     jf.load(folder).predict(["[MAX 2 9 ]"])
 
 
-def test_weights_have_the_names_of_the_model(folder):
+def test_load_names_missing_weights(folder):
   change_weights(folder, lambda flat: dict(list(flat.items())[1:]))
   with pytest.raises(UserError, match="is missing"):
     jf.load(folder).predict(["[MAX 2 9 ]"])
 
 
-def test_a_save_replaces_a_model_and_nothing_else(model, folder, tmp_path):
+def test_save_replaces_a_model_but_no_other_files(model, folder, tmp_path):
   before = files(folder)
   assert model.save(folder) == folder
   assert files(folder).keys() == before.keys()
@@ -138,13 +138,13 @@ def test_a_save_replaces_a_model_and_nothing_else(model, folder, tmp_path):
     model.save(own / "model.json")
 
 
-def test_the_working_directory_is_not_replaced(model, tmp_path, monkeypatch):
+def test_save_refuses_the_working_directory(model, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match="cannot be replaced"):
     model.save(".")
 
 
-def test_files_can_be_read_by_whoever_may_read_the_folder(model, tmp_path):
+def test_save_writes_files_with_mode_644(model, tmp_path):
   before = os.umask(0o022)
   try:
     folder = model.save(tmp_path / "model")
@@ -155,7 +155,7 @@ def test_files_can_be_read_by_whoever_may_read_the_folder(model, tmp_path):
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
-def test_an_error_leaves_the_old_folder(folder, monkeypatch, exchanges):
+def test_writing_keeps_the_old_folder_on_error(folder, monkeypatch, exchanges):
   before = files(folder)
   if not exchanges:  # As on a file system that cannot exchange.
     monkeypatch.setattr(durable.ctypes, "CDLL", lambda *_: object())
@@ -183,7 +183,7 @@ for k in range(1_000):
 """
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_folder(tmp_path):
+def test_writing_killed_at_any_moment_leaves_a_whole_folder(tmp_path):
   folder = tmp_path / "model"
   rng = np.random.default_rng(0)
   for _ in range(5):
@@ -199,7 +199,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_folder(tmp_path):
       assert (folder / name).read_text() == str(content["step"])
 
 
-def test_two_at_once_take_turns(tmp_path):
+def test_writing_of_two_threads_takes_turns(tmp_path):
   folder, inside, most = tmp_path / "model", [], []
 
   def write(k):
@@ -220,7 +220,7 @@ def test_two_at_once_take_turns(tmp_path):
   assert (folder / "a").read_text() == str(content["step"])
 
 
-def test_a_load_beside_saves_reads_one_of_them(tmp_path):
+def test_load_during_saves_reads_one_of_them(tmp_path):
   """Never the weights of one with the step of another."""
   folder, stop, seen = tmp_path / "model", threading.Event(), set()
 
@@ -250,7 +250,7 @@ def test_a_load_beside_saves_reads_one_of_them(tmp_path):
   assert len(seen) > 1
 
 
-def test_a_tokenizer_that_is_lost_is_missed(tmp_path):
+def test_load_names_a_missing_tokenizer(tmp_path):
   jf.load("zoo:language-allpass").save(tmp_path / "model")
   (tmp_path / "model" / "tokenizer.json").unlink()
   with pytest.raises(UserError, match="tokenizer.json is missing"):

@@ -27,7 +27,7 @@ from tests.training import examples
     ("fsdp:4", (1, 4, 1, 1)),
   ],
 )
-def test_meshes_of_four_devices(spec, want):
+def test_layout_of_four_devices_has_the_mesh_of_its_spec(spec, want):
   own = layout.Layout.of(spec, jax.devices())
   assert own.mesh.devices.shape == want
   assert own.mesh.axis_names == ("data", "fsdp", "sequence", "model")
@@ -36,7 +36,7 @@ def test_meshes_of_four_devices(spec, want):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_models_know_if_they_run_on_one_cpu(count):
+def test_layout_traced_sets_on_one_cpu(count):
   """Loops over samples would gather a batch that is split over devices."""
   own = layout.Layout.of("", jax.devices()[:count])
   assert own.traced(on_one_cpu)() == (count == 1)
@@ -52,12 +52,12 @@ def test_models_know_if_they_run_on_one_cpu(count):
     ("data:1,data:4", "names the axis 'data' twice"),
   ],
 )
-def test_what_is_no_mesh(spec, message):
+def test_sizes_refuses_a_wrong_mesh(spec, message):
   with pytest.raises(ValueError, match=message):
     layout.sizes(spec, 4)
 
 
-def test_tokens_lie_over_an_axis_of_their_own():
+def test_place_batch_splits_tokens_over_the_sequence_axis():
   own = layout.Layout.of("data:2,sequence:2", jax.devices())
   shapes = {"pairs": (4, 2, 6), "ids": (4, 6), "targets": (4,), "odd": (4, 5)}
   batch = own.place_batch({k: np.zeros(shape) for k, shape in shapes.items()})
@@ -76,7 +76,7 @@ def path(*names):
   return tuple(jax.tree_util.DictKey(name) for name in names)
 
 
-def test_rules_of_the_axes():
+def test_layout_spec_splits_parameters_by_rule():
   own = layout.Layout.of("fsdp:2,model:2", jax.devices())
   skew = path("layer_0", "mixer", "u_skew")
   assert own.spec(skew, (4, 8, 8)) == P("model", "fsdp", None)
@@ -130,7 +130,7 @@ def without_key_bias(params):
     pytest.param("transformer", "fsdp:2,model:2", marks=pytest.mark.long),
   ],
 )
-def test_a_mesh_changes_no_number(name, spec):
+def test_training_does_not_depend_on_the_mesh(name, spec):
   alone, sums = trained(name, "", 1)
   spread, others = trained(name, spec, 4)
   chex.assert_trees_all_close(sums, others, rtol=1e-5)
@@ -146,7 +146,7 @@ def test_a_mesh_changes_no_number(name, spec):
     assert kept < (0.4 if "fsdp" in spec else 0.8) * whole
 
 
-def test_every_device_maps_its_share():
+def test_place_state_splits_rotations_over_devices():
   _, start, _, _ = setup("transject")
   own = layout.Layout.of("data:2,model:2", jax.devices())
   params = own.place_state(start.params)
@@ -203,7 +203,7 @@ def shares(monkeypatch, processes, each, model):
     (2, 2, 4, [(0, 1), (0, 1)]),
   ],
 )
-def test_every_process_reads_the_rows_of_its_devices(
+def test_process_share_is_the_rows_of_its_devices(
   monkeypatch, processes, each, model, want
 ):
   assert shares(monkeypatch, processes, each, model) == want
@@ -212,7 +212,7 @@ def test_every_process_reads_the_rows_of_its_devices(
 @pytest.mark.parametrize(
   ("processes", "each", "model"), [(3, 4, 3), (3, 8, 6), (4, 6, 4), (8, 6, 8)]
 )
-def test_rows_that_two_processes_would_have_in_part(
+def test_process_share_refuses_rows_cut_between_processes(
   monkeypatch, processes, each, model
 ):
   with pytest.raises(ValueError, match="cuts through the devices of process"):

@@ -64,14 +64,12 @@ def undisturbed(smoke, tmp_path_factory):
   return timeless(results), curve(workdir), programs
 
 
-def test_every_step_is_the_same_program(undisturbed):
+def test_run_compiles_one_program_for_all_steps(undisturbed):
   assert len(undisturbed[2]) == 10
   assert set(undisturbed[2]) == {1}
 
 
-def test_what_a_step_would_fetch_by_itself_is_refused(
-  smoke, tmp_path, monkeypatch
-):
+def test_run_refuses_implicit_host_transfers(smoke, tmp_path, monkeypatch):
   real = loop._Loop.step
   monkeypatch.setattr(
     loop._Loop,
@@ -82,7 +80,7 @@ def test_what_a_step_would_fetch_by_itself_is_refused(
     loop.run(smoke(), tmp_path / "run")
 
 
-def test_every_step_is_logged_once(smoke, tmp_path, undisturbed):
+def test_run_logs_every_step_once(smoke, tmp_path, undisturbed):
   """The mean over ten steps is the mean of five means over two."""
 
   def losses(lines):
@@ -99,7 +97,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", long_except((3,), (3, 5, 8)))
-def test_a_run_taken_up_again_ends_bit_for_bit_as_one_never_stopped(
+def test_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(
   smoke, tmp_path, monkeypatch, undisturbed, step
 ):
   def kill():
@@ -126,7 +124,7 @@ def hears_ctrl_c():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_the_run_goes_on_from_there(
+def test_run_saves_at_a_signal_and_resumes(
   smoke, tmp_path, monkeypatch, undisturbed, number, hears_ctrl_c
 ):
   with monkeypatch.context() as patch:
@@ -146,7 +144,7 @@ SOME_MODELS = ("informer", "mega", "transject")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", long_except(SOME_MODELS, sorted(MODELS)))
-def test_every_model_trains_is_scored_and_is_taken_up_again(
+def test_run_trains_scores_and_resumes_every_model(
   smoke, tmp_path, monkeypatch, one_device, model
 ):
   config = smoke(model, total_steps=2, eval_steps=1)
@@ -165,7 +163,9 @@ def test_every_model_trains_is_scored_and_is_taken_up_again(
   assert validated.count(1) == 1
 
 
-def test_ctrl_c_twice_stops_at_once(smoke, tmp_path, monkeypatch, hears_ctrl_c):
+def test_run_stops_at_once_at_a_second_ctrl_c(
+  smoke, tmp_path, monkeypatch, hears_ctrl_c
+):
   def twice():
     for _ in range(2):
       os.kill(os.getpid(), signal.SIGINT)
@@ -176,13 +176,13 @@ def test_ctrl_c_twice_stops_at_once(smoke, tmp_path, monkeypatch, hears_ctrl_c):
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_warm_up_as_long_as_the_run_is_said(smoke, tmp_path, capsys):
+def test_run_warns_of_a_warmup_as_long_as_the_run(smoke, tmp_path, capsys):
   loop.run(smoke(total_steps=4, eval_steps=4, log_steps=4), tmp_path)
   said = capsys.readouterr().err
   assert "schedule.warmup_steps=4 is not less than total_steps=4" in said
 
 
-def test_a_run_is_lengthened_where_its_schedule_does_not_end(smoke, tmp_path):
+def test_run_is_lengthened_with_a_constant_schedule(smoke, tmp_path):
   schedule = {"name": "constant", "learning_rate": 1e-2, "warmup_steps": 4}
 
   def make(steps):
@@ -200,7 +200,7 @@ def test_a_run_is_lengthened_where_its_schedule_does_not_end(smoke, tmp_path):
     loop.run(make(5), tmp_path / "run")
 
 
-def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):
+def test_run_returns_results_of_a_finished_run(smoke, tmp_path, monkeypatch):
   first = loop.run(smoke(), tmp_path)
   monkeypatch.setattr(loop, "Trainer", lambda *_: pytest.fail("compiled"))
   monkeypatch.setattr(loop._Loop, "step", lambda *_: pytest.fail("trained"))
@@ -210,7 +210,7 @@ def test_a_finished_run_is_not_run_again(smoke, tmp_path, monkeypatch):
   assert loop.run(smoke(), tmp_path) == first
 
 
-def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
+def test_run_eval_only_gives_the_same_score(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   again = loop.run(smoke(), tmp_path, eval_only=True)
   assert timeless(again) == timeless(results)
@@ -223,7 +223,7 @@ def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
   "model",
   long_except(("transject",), ("transject", "random_transject", "transformer")),
 )
-def test_it_learns_what_the_first_token_tells(
+def test_run_beats_the_majority_class_on_easy_listops(
   smoke, tmp_path, model, one_device
 ):
   """Above chance and above the majority class on an easy ListOps."""
@@ -245,15 +245,13 @@ def test_it_learns_what_the_first_token_tells(
   assert results["accuracy"] > results["baselines"]["majority class"] + 0.1
 
 
-def test_both_ways_of_compiling_agree(smoke, tmp_path, undisturbed):
+def test_run_under_pmap_agrees_with_jit(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(parallel="pmap"), tmp_path / "pmap")
   assert undisturbed[0]["accuracy"] == b["accuracy"]
   assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
-def test_a_run_moves_from_mesh_to_mesh(
-  smoke, tmp_path, monkeypatch, undisturbed
-):
+def test_run_resumes_on_another_mesh(smoke, tmp_path, monkeypatch, undisturbed):
   """Begun with the experts spread, ended with the parameters spread."""
   with monkeypatch.context() as patch:
     stop_at(patch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -264,7 +262,7 @@ def test_a_run_moves_from_mesh_to_mesh(
   assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
-def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
+def test_run_stops_at_the_first_nonfinite_loss_and_names_its_step(
   smoke, tmp_path, monkeypatch
 ):
   real = steps._forward
@@ -287,7 +285,7 @@ def test_the_first_loss_that_is_not_finite_stops_and_names_its_step(
 
 
 @pytest.mark.parametrize("select", ["accuracy", "loss"])
-def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
+def test_run_never_saves_nonfinite_parameters(
   smoke, tmp_path, monkeypatch, select
 ):
   config = smoke(
@@ -307,7 +305,7 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
     assert checkpoints.steps() == []
 
 
-def test_patience_ends_a_run(smoke, tmp_path):
+def test_run_ends_by_patience(smoke, tmp_path):
   config = smoke(
     total_steps=40, eval_steps=2, patience=3, **{"schedule.learning_rate": 1e-9}
   )
@@ -329,7 +327,7 @@ def test_patience_ends_a_run(smoke, tmp_path):
     loop.run(config, tmp_path)
 
 
-def test_selection_by_loss(smoke, tmp_path):
+def test_run_selects_by_loss(smoke, tmp_path):
   results = loop.run(smoke(select="loss"), tmp_path)
   losses = {
     line["step"]: line["validation/loss"]
@@ -340,7 +338,7 @@ def test_selection_by_loss(smoke, tmp_path):
   assert results["selection_score"] == -min(losses.values())
 
 
-def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
+def test_run_refuses_a_checkpoint_of_another_shape(smoke, tmp_path):
   loop.run(smoke(), tmp_path)
   (tmp_path / "results.json").unlink()
   wider = smoke(**{"model.d_model": 32})
@@ -350,14 +348,14 @@ def test_the_checkpoint_of_another_shape_is_refused(smoke, tmp_path):
 
 
 @pytest.mark.long
-def test_a_profile_is_a_trace(smoke, tmp_path):
+def test_run_profile_writes_a_trace(smoke, tmp_path):
   loop.run(smoke(total_steps=25, eval_steps=25), tmp_path, profile=True)
   assert list((tmp_path / "profile").rglob("*.xplane.pb"))
   with pytest.raises(ValueError, match="--profile needs 20 steps, and 10"):
     loop.run(smoke(), tmp_path / "short", profile=True)
 
 
-def test_another_seed_is_another_run(smoke, tmp_path, undisturbed):
+def test_run_depends_on_the_seed(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(seed=1), tmp_path)
   assert undisturbed[0]["loss"] != b["loss"]
   assert not np.isnan(b["loss"])

@@ -12,7 +12,7 @@ def batch(targets, weights):
   }
 
 
-def test_sums_by_hand():
+def test_classification_sums_by_hand():
   logits = jnp.log(jnp.array([[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]]))
   total, sums = losses.classification(
     logits, batch([1, 0, 1], [1, 1, 0]), jnp.array([0.5, 0.25, 9.0])
@@ -24,7 +24,7 @@ def test_sums_by_hand():
   assert (sums["correct"], sums["count"]) == (2, 2)
 
 
-def test_padding_counts_nothing_even_if_it_is_not_finite():
+def test_classification_ignores_padding_that_is_not_finite():
   logits = jnp.array([[0.0, 1.0], [jnp.nan, jnp.nan]])
   total, sums = losses.classification(
     logits, batch([1, 0], [1, 0]), jnp.array([0.0, jnp.inf])
@@ -34,13 +34,13 @@ def test_padding_counts_nothing_even_if_it_is_not_finite():
   assert sums["count"] == 1
 
 
-def test_sown_losses_are_summed_by_example():
+def test_sown_losses_sum_by_example():
   sown = {"a": {"x": (jnp.array([1.0, 2.0]),)}, "b": (jnp.array([0.5, 0.5]),)}
   np.testing.assert_allclose(losses.sown_losses(sown, 2), [1.5, 2.5])
   np.testing.assert_allclose(losses.sown_losses({}, 2), [0, 0])
 
 
-def test_what_pairs_have_sown_is_their_mean():
+def test_sown_losses_of_pairs_are_their_mean():
   total = losses.sown_losses({"a": jnp.array([1.0, 3.0, 5.0, 9.0])}, 2)
   assert total.tolist() == [2.0, 7.0]
 
@@ -48,7 +48,7 @@ def test_what_pairs_have_sown_is_their_mean():
 LOGITS = jnp.log(jnp.array([[0.2, 0.8], [0.6, 0.4], [0.9, 0.1]]))
 
 
-def test_smoothed_labels_are_minimised_and_not_reported():
+def test_classification_minimises_smoothed_labels_and_reports_plain_loss():
   own, extra = batch([1, 0, 1], [1, 1, 0]), jnp.zeros(3)
   total, sums = losses.classification(LOGITS, own, extra, 0.1)
   plain = -np.log([0.8, 0.6])
@@ -58,7 +58,7 @@ def test_smoothed_labels_are_minimised_and_not_reported():
   np.testing.assert_allclose(total, want, rtol=1e-6)
 
 
-def test_mixed_images_have_two_classes():
+def test_classification_of_mixed_images_has_two_classes():
   own = batch([1, 0, 1], [1, 1, 1])
   own |= {"others": jnp.array([0, 1, 0]), "shares": jnp.array([0.7, 0.4, 0.5])}
   total, sums = losses.classification(LOGITS, own, jnp.zeros(3))
@@ -69,7 +69,7 @@ def test_mixed_images_have_two_classes():
   assert sums["correct"] == 1  # The greater share: 1, 1 and 1.
 
 
-def test_the_best_five_count_from_a_hundred_classes_on():
+def test_classification_counts_top5_from_100_classes():
   logits = jnp.arange(100.0)[None] * jnp.ones((3, 1))
   _, sums = losses.classification(
     logits, batch([99, 95, 94], [1, 1, 1]), jnp.zeros(3)
@@ -79,7 +79,7 @@ def test_the_best_five_count_from_a_hundred_classes_on():
   assert means["accuracy_top5"] == pytest.approx(2 / 3)
 
 
-def test_perplexity_is_exp_of_the_mean_over_tokens():
+def test_language_perplexity_is_exp_of_the_mean_over_tokens():
   log_p = jnp.log(jnp.array([[0.5, 0.25], [0.125, 1.0]]))
   own = {"weights": jnp.array([[1.0, 1.0], [1.0, 0.0]])}
   total, sums = losses.language(log_p, own, jnp.array([1.0, 2.0]))
@@ -95,7 +95,7 @@ def test_perplexity_is_exp_of_the_mean_over_tokens():
     losses.language(log_p, own, jnp.zeros(2), 0.1)
 
 
-def test_mean_iou_by_hand():
+def test_segmentation_mean_iou_by_hand():
   # Class 3 is neither labelled nor predicted, class 2 predicted alone.
   targets = jnp.array([[[0, 0, -1], [1, 1, 1]], [[0, 1, 0], [0, 0, 0]]])
   predicted = jnp.array([[[0, 1, 0], [1, 1, 2]], [[3, 3, 3], [3, 3, 3]]])
@@ -111,7 +111,7 @@ def test_mean_iou_by_hand():
   assert means["loss"] == pytest.approx(want, rel=1e-5)
 
 
-def test_an_image_without_labels_adds_nothing():
+def test_segmentation_ignores_images_without_labels():
   own = {"targets": -jnp.ones((1, 2, 2), int), "weights": jnp.ones(1)}
   total, sums = losses.segmentation(jnp.ones((1, 2, 2, 3)), own, jnp.zeros(1))
   assert total == 0
@@ -133,7 +133,7 @@ def test_spans_by_hand():
   assert means == {"loss": pytest.approx(want / 2), "accuracy": 0.5, "count": 2}
 
 
-def test_the_contrastive_loss_by_hand():
+def test_sentences_contrastive_loss_by_hand():
   rng = np.random.default_rng(0)
   vectors = rng.normal(size=(4, 2, 3))
   unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -158,6 +158,6 @@ def test_the_contrastive_loss_by_hand():
 
 
 @pytest.mark.parametrize("name", ["spans", "sentences"])
-def test_what_has_no_classes_is_not_smoothed(name):
+def test_losses_without_classes_refuse_label_smoothing(name):
   with pytest.raises(ValueError, match=r"label_smoothing=0.1 is for classes"):
     losses.LOSSES[name].sums(jnp.ones((2, 2, 2)), {}, jnp.zeros(2), 0.1)

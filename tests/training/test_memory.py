@@ -21,7 +21,7 @@ def compiled(donate):
   return add.lower(like, like).compile()
 
 
-def test_a_program_holds_arguments_and_results_donated_ones_once():
+def test_planned_bytes_count_donated_arguments_once():
   size = 4 * 1_000**2
   assert memory.planned_bytes(compiled(False)) == pytest.approx(
     3 * size, rel=0.1
@@ -31,12 +31,14 @@ def test_a_program_holds_arguments_and_results_donated_ones_once():
   )
 
 
-def test_what_a_compiler_does_not_say_is_0():
+def test_planned_bytes_without_analysis_are_0():
   silent = types.SimpleNamespace(memory_analysis=lambda: None)
   assert memory.planned_bytes(silent) == 0
 
 
-def test_a_host_has_its_memory_or_the_limit_of_its_group(tmp_path, monkeypatch):
+def test_device_bytes_of_a_host_are_memory_or_cgroup_limit(
+  tmp_path, monkeypatch
+):
   info, group = tmp_path / "meminfo", tmp_path / "memory.max"
   info.write_text("MemTotal:  1000 kB\nMemFree: 1 kB\n")
   monkeypatch.setattr(memory, "MEMORY_INFO", info)
@@ -52,7 +54,7 @@ def test_a_host_has_its_memory_or_the_limit_of_its_group(tmp_path, monkeypatch):
   assert memory.device_bytes(device) == 0
 
 
-def test_an_accelerator_says_its_limit():
+def test_device_bytes_of_an_accelerator_are_its_limit():
   def device(stats):
     return types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
 
@@ -79,7 +81,7 @@ CONFIGS = [
   not os.access("/proc/self/clear_refs", os.W_OK),
   reason="the peak memory of a process cannot be read here",
 )
-def test_what_is_planned_is_what_a_step_takes(request, case):
+def test_planned_bytes_are_near_the_measured_peak_of_a_step(request, case):
   """Within 20 %, for steps of more than 100 MB.
 
   What the library of products holds meanwhile is not planned: it is 27 % for

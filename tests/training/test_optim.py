@@ -16,7 +16,7 @@ def values(schedule, steps):
   return [float(schedule(jnp.int32(step))) for step in steps]
 
 
-def test_lras_schedule_for_text():
+def test_rsqrt_is_lras_schedule_for_text():
   """Peaks of LRA's configs: 1.58e-3 at step 1000, 5.6e-4 at step 8000."""
   listops = optim.rsqrt(0.05, 1_000)
   want = [0, 0.05 * 0.5 / math.sqrt(1_000), 0.05 / math.sqrt(1_000), 7.07107e-4]
@@ -29,7 +29,7 @@ def test_lras_schedule_for_text():
   )
 
 
-def test_lras_schedule_for_images():
+def test_cosine_is_lras_schedule_for_images():
   schedule = optim.cosine(5e-4, 175, 35_000)
   halfway = 175 + (35_000 - 175) // 2
   np.testing.assert_allclose(
@@ -39,7 +39,7 @@ def test_lras_schedule_for_images():
   )
 
 
-def test_berts_schedule():
+def test_linear_is_berts_schedule():
   schedule = optim.linear(2e-5, 100, 1_000)
   np.testing.assert_allclose(
     values(schedule, [0, 50, 100, 550, 1_000, 1_100]),
@@ -57,7 +57,7 @@ def test_berts_schedule():
   assert values(built, [550]) == pytest.approx([1e-5])
 
 
-def test_skyformers_schedule():
+def test_onecycle_is_skyformers_schedule():
   """PyTorch's OneCycleLR(max_lr=1e-4, total_steps=1000, pct_start=0.1).
 
   Its phases end at steps pct_start * total - 1 = 99 and total - 1 = 999.
@@ -99,7 +99,7 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
-def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
+def test_optimizers_with_zero_gradient_shrink_decayed_parameters_only(name):
   tx, _ = optimizers.build(
     {"name": name, "weight_decay": 0.1},
     {"name": "constant", "learning_rate": 0.5},
@@ -113,7 +113,7 @@ def test_a_zero_gradient_shrinks_what_is_decayed_and_nothing_else(name):
     np.testing.assert_array_equal(after[key], PARAMS[key])
 
 
-def test_a_cycled_beta_is_adams_with_that_beta_at_each_step():
+def test_adam_with_cycled_beta_uses_the_beta_of_each_step():
   kw = {"name": "onecycle", "learning_rate": 1e-2, "warmup_steps": 3}
   tx, rate = optimizers.build(
     {"name": "adam", "eps": 1e-6, "cycle_momentum": True}, kw, 9
@@ -154,7 +154,9 @@ def test_clipping_by_value_and_by_norm():
     ({"name": "adam", "cycle_momentum": True}, {}, "goes with.*'onecycle'"),
   ],
 )
-def test_what_cannot_be_built(optimizer, schedule, message):
+def test_build_refuses_wrong_optimizers_and_schedules(
+  optimizer, schedule, message
+):
   schedule = {"name": "constant", "learning_rate": 1e-3} | schedule
   with pytest.raises(ValueError, match=message):
     optimizers.build(optimizer, schedule, 10)
@@ -187,7 +189,7 @@ def parts():
   }
 
 
-def test_lower_layers_learn_slower():
+def test_layer_decay_slows_lower_layers():
   updates = tuned(parts(), layer_decay=0.5)
   encoder = updates["encoder"]
   for leaf, want in (
@@ -200,7 +202,7 @@ def test_lower_layers_learn_slower():
     np.testing.assert_allclose(leaf, -want, rtol=1e-6)
 
 
-def test_slower_layers_stay_orthogonal():
+def test_layer_decay_keeps_matrices_orthogonal():
   rate = {"name": "constant", "learning_rate": 1e-2}
   tx, _ = optimizers.build({"name": "adam", "layer_decay": 0.5}, rate, 50)
   params = parts()
@@ -250,12 +252,12 @@ def test_frozen_parts_are_not_in_the_norm_that_is_clipped():
     ({"layer_decay": 1.5}, r"layer_decay=1.5 is not in \(0, 1\]"),
   ],
 )
-def test_what_cannot_be_tuned(options, message):
+def test_build_refuses_wrong_layer_decay_and_freeze(options, message):
   with pytest.raises(ValueError, match=f"(?s){message}"):
     tuned(parts(), **options)
 
 
-def test_messages_about_options_name_those_of_users():
+def test_build_lists_user_options_for_an_unknown_option():
   rate = {"name": "constant", "learning_rate": 1e-3}
   with pytest.raises(ValueError) as error:
     optimizers.build({"name": "sgd", "b2": 0.9}, rate, 10)
@@ -269,7 +271,7 @@ def test_messages_about_options_name_those_of_users():
     optimizers.build({"name": "adam"}, rate | {"total_steps": 3}, 10)
 
 
-def test_adamw_is_adam_with_a_decay():
+def test_adamw_is_adam_with_weight_decay():
   rate = {"name": "constant", "learning_rate": 0.5}
   params = {"kernel": jnp.ones((2, 2))}
   grads = jax.tree.map(jnp.zeros_like, params)

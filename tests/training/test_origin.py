@@ -48,7 +48,9 @@ def trainer_of(config, workdir):
   return Trainer(open_run(config, workdir))
 
 
-def test_a_run_begins_where_another_was_best(first, make, tmp_path):
+def test_trainer_begins_with_the_best_weights_of_another_run(
+  first, make, tmp_path
+):
   begun = trainer_of(make(pretrained=str(first), seed=1), tmp_path / "b")
   best = states.load(first)
   chex.assert_trees_all_equal(
@@ -75,7 +77,7 @@ def test_an_exported_model_gives_the_same_start(first, make, tmp_path):
     trainer_of(make(pretrained=str(out)), tmp_path / "c")
 
 
-def test_results_say_where_a_run_began(first, make, tmp_path, capsys):
+def test_results_record_the_origin_of_a_run(first, make, tmp_path, capsys):
   fields = {"pretrained": str(first), "seed": 1, "total_steps": 5}
   results = loop.run(make(**fields), tmp_path / "next")
   assert results["pretrained"] == origin.read_record(tmp_path / "next")
@@ -92,13 +94,17 @@ def test_results_say_where_a_run_began(first, make, tmp_path, capsys):
   assert "pretrained" not in workdirs.read_results(first)
 
 
-def test_a_path_may_be_relative(first, make, tmp_path, monkeypatch):
+def test_origin_record_makes_a_relative_path_absolute(
+  first, make, tmp_path, monkeypatch
+):
   monkeypatch.chdir(first.parent)
   begun = trainer_of(make(pretrained=first.name, seed=1), tmp_path / "b")
   assert begun.origin["folder"] == str(first)
 
 
-def test_a_record_of_another_start_is_not_told(first, make, tmp_path):
+def test_results_ignore_the_origin_record_of_another_start(
+  first, make, tmp_path
+):
   """A run stopped before its first checkpoint, and began without weights."""
   workdir = tmp_path / "b"
   begun = trainer_of(make(pretrained=str(first), total_steps=5), workdir)
@@ -106,7 +112,7 @@ def test_a_record_of_another_start_is_not_told(first, make, tmp_path):
   assert "pretrained" not in loop.run(make(total_steps=5), workdir)
 
 
-def test_the_untrained_start_of_a_run_that_began_with_weights(
+def test_load_start_of_a_pretrained_run_checks_its_origin(
   first, make, tmp_path
 ):
   weights = tmp_path / "weights"
@@ -124,7 +130,9 @@ def test_the_untrained_start_of_a_run_that_began_with_weights(
   assert states.load(workdir).start is None
 
 
-def test_a_causal_model_for_one_that_reads_both_ways(smoke, tmp_path):
+def test_trainer_refuses_causal_weights_for_a_bidirectional_model(
+  smoke, tmp_path
+):
   config = smoke("s5", total_steps=5, select="loss", eval_steps=5)
   with config.unlocked():
     config.task.objective = "causal"
@@ -136,7 +144,7 @@ def test_a_causal_model_for_one_that_reads_both_ways(smoke, tmp_path):
     trainer_of(smoke("s5", **fields), tmp_path / "b")
 
 
-def test_options_that_differ_are_named(first, make, tmp_path):
+def test_origin_describe_names_options_that_differ(first, make, tmp_path):
   fields = {"pretrained": str(first), "model.block.dropout_rate": 0.5}
   begun = trainer_of(make(**fields), tmp_path / "b")
   assert begun.origin["differing_options"] == ["block.dropout_rate: 0.1 -> 0.5"]
@@ -151,20 +159,22 @@ def test_options_that_differ_are_named(first, make, tmp_path):
     ({"model.block.mlp_dim": 4}, "up/kernel is"),
   ],
 )
-def test_another_model_is_refused(first, make, tmp_path, fields, message):
+def test_trainer_refuses_weights_of_another_model(
+  first, make, tmp_path, fields, message
+):
   with pytest.raises(ValueError, match=message):
     trainer_of(make(pretrained=str(first), **fields), tmp_path / "b")
   assert not (tmp_path / "b" / "config.json").exists()
 
 
-def test_another_map_of_orthogonal_matrices_is_refused(smoke, tmp_path):
+def test_trainer_refuses_weights_of_another_orthogonal_map(smoke, tmp_path):
   loop.run(smoke(total_steps=5), tmp_path / "a")
   fields = {"pretrained": str(tmp_path / "a"), "model.orthogonal_map": "expm"}
   with pytest.raises(ValueError, match="set --config.model.orthogonal_map=cay"):
     Trainer(open_run(smoke(**fields), tmp_path / "b"))
 
 
-def test_what_is_no_run(first, make, tmp_path):
+def test_trainer_refuses_a_folder_that_is_no_run(first, make, tmp_path):
   begin = {"pretrained": str(tmp_path)}
   with pytest.raises(ValueError, match="There is no .*config.json"):
     trainer_of(make(**begin), tmp_path / "b")
@@ -176,7 +186,7 @@ def test_what_is_no_run(first, make, tmp_path):
     trainer_of(make(**begin), tmp_path / "b")
 
 
-def test_a_digest_is_of_what_was_taken(first, make, tmp_path):
+def test_origin_digest_covers_the_weights_taken(first, make, tmp_path):
   begun = trainer_of(make(pretrained=str(first)), tmp_path / "b")
   params = jax.device_get(begun.state.params)
   kernel = params["head"]["logits"]["kernel"]
@@ -207,7 +217,9 @@ class KilledError(BaseException):
 
 
 @pytest.mark.long
-def test_both_phases_resume_bit_for_bit(make, tmp_path, monkeypatch):
+def test_pretraining_and_fine_tuning_resume_bitwise(
+  make, tmp_path, monkeypatch
+):
   """Masked tokens, then classes; each is killed, and taken up again."""
 
   def phases(folder, *, kills):
@@ -265,7 +277,7 @@ def with_preprocessor(tmp_path, **fields):
   return folder
 
 
-def test_a_command_takes_the_sizes_of_a_vit(tmp_path):
+def test_load_with_takes_the_sizes_of_a_vit(tmp_path):
   folder = with_preprocessor(tmp_path)
   got = taken("vision/imagenet:deit=small", folder)
   for section in ("model", "reference"):
@@ -286,7 +298,7 @@ def test_a_command_takes_the_sizes_of_a_vit(tmp_path):
   assert taken("vision/ade20k", folder)["task"]["window"] == 512
 
 
-def test_all_overrides_are_named_at_once(tmp_path):
+def test_load_with_names_all_conflicting_overrides(tmp_path):
   folder = HUGGING_FACE / "vit"
   chosen = ("model.d_model=16", "model.mixer_defaults.num_heads=4")
   with pytest.raises(ValueError, match="has 3 heads and the model 4") as error:
@@ -302,7 +314,7 @@ def test_all_overrides_are_named_at_once(tmp_path):
   assert len(flags) == 5
 
 
-def test_a_command_takes_the_sizes_of_a_bert(tmp_path):
+def test_load_with_takes_the_sizes_of_a_bert(tmp_path):
   folder = tmp_path / "bert"
   shutil.copytree(HUGGING_FACE / "bert", folder)
   with pytest.raises(
@@ -324,7 +336,7 @@ def test_a_command_takes_the_sizes_of_a_bert(tmp_path):
   assert (got["mixer"]["causal"], got["block"]["activation"]) == (True, "relu")
 
 
-def test_a_model_without_a_head_takes_no_head_of_a_bert(tmp_path):
+def test_load_with_takes_no_bert_head_for_models_without_a_head(tmp_path):
   folder = tmp_path / "bert"
   shutil.copytree(HUGGING_FACE / "bert", folder)
   (folder / "vocab.txt").write_text("[PAD]\n")
@@ -339,7 +351,7 @@ def test_a_model_without_a_head_takes_no_head_of_a_bert(tmp_path):
     assert models.build(**got, **sizes, objective=objective)
 
 
-def test_a_distilled_deit_brings_its_pool(tmp_path):
+def test_load_with_takes_the_pool_of_a_distilled_deit(tmp_path):
   import tests.models.test_pretrained as tests_of_pretrained
 
   make = tests_of_pretrained.make
@@ -349,7 +361,7 @@ def test_a_distilled_deit_brings_its_pool(tmp_path):
     taken("vision/imagenet", folder, "model.pool=cls")
 
 
-def test_a_command_takes_the_sizes_of_a_run(first):
+def test_load_with_takes_the_sizes_of_a_run(first):
   spec = "lra/listops:size=tiny,model=transformer"
   got = taken(spec, first)["model"]
   assert (got["d_model"], got["num_layers"]) == (16, 2)
@@ -357,7 +369,9 @@ def test_a_command_takes_the_sizes_of_a_run(first):
   assert got["d_model"] == 64
 
 
-def test_another_model_is_told_all_options_that_differ(first, make, tmp_path):
+def test_trainer_names_all_options_that_differ_from_the_weights(
+  first, make, tmp_path
+):
   fields = {"model.num_layers": 3, "model.block.mlp_dim": 4}
   with pytest.raises(ValueError, match="tensors differ") as error:
     trainer_of(make(pretrained=str(first), **fields), tmp_path / "b")
@@ -367,7 +381,7 @@ def test_another_model_is_told_all_options_that_differ(first, make, tmp_path):
   assert len(flags) == 2
 
 
-def test_a_run_normalises_pixels_as_its_weights(tmp_path):
+def test_run_normalises_pixels_as_its_pretrained_weights(tmp_path):
   rng = np.random.default_rng(0)
   files = {}
   for name in ("train", "val"):
@@ -411,7 +425,7 @@ def test_a_run_normalises_pixels_as_its_weights(tmp_path):
   assert opened.config.as_dict() == workdirs.read_config(tmp_path / "run")
 
 
-def test_statistics_of_pixels_are_those_of_images():
+def test_normalise_refuses_statistics_of_other_channels():
   pixels = np.zeros((4, 4, 4, 3), np.uint8)
   task = tasks.from_arrays((pixels, np.arange(4) % 2))
   got = tasks.normalise(task, (0.5,) * 3, (0.25,) * 3)
@@ -425,7 +439,7 @@ def test_statistics_of_pixels_are_those_of_images():
     tasks.normalise(texts, (0.5,))
 
 
-def test_weights_of_another_tokenizer_are_refused(tmp_path):
+def test_begin_with_refuses_weights_of_another_tokenizer(tmp_path):
   pieces = {piece: k for k, piece in enumerate(vocabularies.SPECIAL)}
   task = types.SimpleNamespace(
     tokenizer="word_pieces",

@@ -18,7 +18,7 @@ def hears_ctrl_c():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_noted_and_its_handler_given_back(number, capfd):
+def test_preemption_notes_a_signal_and_restores_the_handler(number, capfd):
   before = signal.getsignal(number)
   with Preemption() as preemption:
     assert preemption.stop_signal(1) == 0
@@ -29,20 +29,20 @@ def test_a_signal_is_noted_and_its_handler_given_back(number, capfd):
   assert (told in capfd.readouterr().err) == (number == signal.SIGINT)
 
 
-def test_a_second_ctrl_c_interrupts():
+def test_preemption_raises_at_a_second_ctrl_c():
   with Preemption(), pytest.raises(KeyboardInterrupt):
     for _ in range(2):
       os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_signal_that_is_ignored_stays_ignored():
+def test_preemption_leaves_an_ignored_signal_ignored():
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   with Preemption() as preemption:
     os.kill(os.getpid(), signal.SIGINT)
     assert preemption.stop_signal(1) == 0
 
 
-def test_another_thread_than_the_main_one_takes_no_signals():
+def test_preemption_in_another_thread_takes_no_signals():
   noted = []
 
   def enter():

@@ -8,7 +8,7 @@ import pytest
 from jaxformers.training import processes
 
 
-def test_a_cluster_is_of_flags_then_of_the_environment():
+def test_find_cluster_reads_flags_then_environment():
   environ = {
     "JAX_COORDINATOR_ADDRESS": "host:1",
     "JAX_NUM_PROCESSES": "4",
@@ -41,12 +41,12 @@ def test_a_cluster_is_of_flags_then_of_the_environment():
     ),
   ],
 )
-def test_what_is_no_cluster(environ, flags, message):
+def test_find_cluster_refuses_wrong_values(environ, flags, message):
   with pytest.raises(ValueError, match=message):
     processes.find_cluster(environ, **flags)
 
 
-def test_one_process_agrees_with_itself():
+def test_process_functions_of_a_single_process():
   assert processes.is_first()
   assert not processes.has_peers()
   assert processes.broadcast_from_first(True)
@@ -56,7 +56,7 @@ def test_one_process_agrees_with_itself():
   processes.wait_for_all("here")
 
 
-def test_the_loss_of_another_process_is_told_from_other_errors():
+def test_explain_lost_recognises_a_lost_process():
   lost = "UNKNOWN: Gloo AllGather failed: Connection closed by peer [127.0.0.1]"
   assert "process 0 has lost another" in processes.explain_lost(
     ValueError(lost)
@@ -66,7 +66,7 @@ def test_the_loss_of_another_process_is_told_from_other_errors():
   assert "see /etc/hosts" in processes.explain_lost(ValueError(nowhere))
 
 
-def test_lines_of_libraries_are_hidden_from_stdout():
+def test_library_output_is_kept_from_stdout():
   code = """
 import os
 from jaxformers.training import processes
@@ -84,7 +84,7 @@ time.sleep(0.5)
   assert sorted(done.stdout.split("\n")) == ["", "before", "of C", "of Python"]
 
 
-def test_a_field_that_differs_is_named():
+def test_require_same_names_a_field_that_differs():
   one = {"config.eval_steps": 25, "code": "a", "data train": "x"}
   assert processes.differing([one, dict(one), one]) == []
   other = one | {"config.eval_steps": 50}
@@ -96,7 +96,7 @@ def test_a_field_that_differs_is_named():
 
 
 @pytest.mark.parametrize("coordinator", ["x", "host:", "host:port", ":"])
-def test_a_coordinator_without_a_port(coordinator):
+def test_find_cluster_refuses_a_coordinator_without_port(coordinator):
   flags = {"coordinator": coordinator, "num_processes": 2, "process_id": 0}
   with pytest.raises(ValueError, match="has no port: give host:port"):
     processes.find_cluster({}, **flags)

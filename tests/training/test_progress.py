@@ -3,12 +3,12 @@ import time
 from jaxformers.training import progress
 
 
-def test_durations():
+def test_duration_is_hours_minutes_seconds():
   assert progress.duration(3671.4) == "1:01:11"
   assert progress.duration(59.6) == "0:01:00"
 
 
-def test_the_clock_leaves_compiling_and_pauses_out(monkeypatch):
+def test_clock_leaves_out_compiling_and_pauses(monkeypatch):
   now = [100.0]
   monkeypatch.setattr(time, "perf_counter", lambda: now[0])
   clock = progress.Clock()
@@ -26,7 +26,7 @@ def test_the_clock_leaves_compiling_and_pauses_out(monkeypatch):
   assert clock.eta(30) == "0:01:00"
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys):
+def test_progress_prints_lines_without_a_terminal(capsys):
   with progress.Progress(10, 0, "title") as shown:
     shown.update(1, 4)
     shown.line("step 1")
@@ -35,7 +35,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
   assert capsys.readouterr().err == "step 1\n"
 
 
-def test_a_bar_on_a_terminal(capsys, monkeypatch):
+def test_progress_shows_a_bar_on_a_terminal(capsys, monkeypatch):
   monkeypatch.setattr("sys.stderr.isatty", lambda: True)
   with progress.Progress(10, 2, "title") as shown:
     for step in (3, 4, 5):
@@ -48,7 +48,7 @@ def test_a_bar_on_a_terminal(capsys, monkeypatch):
   assert "a line\n" in shown
 
 
-def test_a_log_file_is_never_silent_for_long(capsys, monkeypatch):
+def test_progress_prints_regularly_to_a_log_file(capsys, monkeypatch):
   now = [100.0]
   monkeypatch.setattr(time, "perf_counter", lambda: now[0])
   with progress.Progress(10, 0, "s5 on text") as shown:

@@ -34,7 +34,7 @@ def numbers(results):
   return {k: v for k, v in results.items() if k != "wall_seconds"}
 
 
-def test_results_are_those_of_their_config(smoke, run):
+def test_run_refuses_results_of_another_config(smoke, run):
   """Also where nothing else is left of the run that they are of."""
   shutil.rmtree(run / "checkpoints")
   (run / "config.json").unlink()
@@ -43,7 +43,7 @@ def test_results_are_those_of_their_config(smoke, run):
     loop.run(smoke(seed=1, **{"schedule.learning_rate": 0.5}), run)
 
 
-def test_a_checkpoint_is_of_its_config(smoke, run):
+def test_run_refuses_a_checkpoint_of_another_config(smoke, run):
   """Also where neither config.json nor results.json say of which."""
   (run / "config.json").unlink()
   (run / "results.json").unlink()
@@ -53,16 +53,14 @@ def test_a_checkpoint_is_of_its_config(smoke, run):
   assert not (run / "results.json").exists()
 
 
-def test_a_config_that_is_lost_is_written_again(smoke, run, finished):
+def test_run_rewrites_a_lost_config(smoke, run, finished):
   before = (run / "config.json").read_text()
   (run / "config.json").unlink()
   assert numbers(loop.run(smoke(), run)) == numbers(finished[1])
   assert (run / "config.json").read_text() == before
 
 
-def test_results_of_another_run_in_this_workdir_are_refused(
-  smoke, run, finished
-):
+def test_run_refuses_foreign_results_in_its_workdir(smoke, run, finished):
   other = configs.plain(smoke(seed=1))
   results = finished[1] | {"config": other, "seed": 1}
   workdirs.write(run, "results.json", results)
@@ -70,7 +68,7 @@ def test_results_of_another_run_in_this_workdir_are_refused(
     loop.run(smoke(), run)
 
 
-def test_results_of_other_data_are_refused(smoke, run, finished):
+def test_run_refuses_results_of_other_data(smoke, run, finished):
   about = finished[1]["task_description"] | {"max_len": 3}
   results = finished[1] | {"task_description": about}
   workdirs.write(run, "results.json", results)
@@ -80,7 +78,9 @@ def test_results_of_other_data_are_refused(smoke, run, finished):
 
 @pytest.mark.parametrize("eval_only", [False, True])
 @pytest.mark.parametrize("name", ["config.json", "results.json"])
-def test_a_changed_digit_is_told(smoke, run, name, eval_only):
+def test_run_detects_a_changed_digit_in_config_and_results(
+  smoke, run, name, eval_only
+):
   path = run / name
   text = path.read_text()
   assert '"batch_size": 8' in text
@@ -94,7 +94,7 @@ def test_a_changed_digit_is_told(smoke, run, name, eval_only):
     loop.run(smoke(), run, eval_only=eval_only)
 
 
-def test_results_without_their_digest_are_refused(smoke, run):
+def test_run_refuses_results_without_digest(smoke, run):
   path = run / "results.json"
   content = json.loads(path.read_text())
   del content["digest"]
@@ -103,7 +103,7 @@ def test_results_without_their_digest_are_refused(smoke, run):
     loop.run(smoke(), run)
 
 
-def test_a_run_that_is_refused_leaves_nothing(smoke, run, finished):
+def test_run_refused_writes_no_files(smoke, run, finished):
   """Neither its config nor its vocabulary: the right run goes on."""
   (run / "config.json").unlink()
   (run / "results.json").unlink()
@@ -113,7 +113,7 @@ def test_a_run_that_is_refused_leaves_nothing(smoke, run, finished):
   assert loop.run(smoke(), run)["accuracy"] == finished[1]["accuracy"]
 
 
-def test_results_stay_where_a_longer_run_was_begun(smoke, tmp_path):
+def test_run_keeps_results_when_a_longer_run_was_begun(smoke, tmp_path):
   fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
   short = smoke(total_steps=2, eval_steps=1, **fields)
   results = loop.run(short, tmp_path)
@@ -122,7 +122,7 @@ def test_results_stay_where_a_longer_run_was_begun(smoke, tmp_path):
   assert loop.run(short, tmp_path) == results
 
 
-def test_an_end_that_was_evaluated_out_of_turn_is_the_end(smoke, tmp_path):
+def test_run_evaluated_at_its_end_is_not_lengthened(smoke, tmp_path):
   """A longer run would not have evaluated there, nor counted it."""
   fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
   loop.run(smoke(total_steps=3, eval_steps=2, **fields), tmp_path)
@@ -130,13 +130,13 @@ def test_an_end_that_was_evaluated_out_of_turn_is_the_end(smoke, tmp_path):
     loop.run(smoke(total_steps=5, eval_steps=2, **fields), tmp_path)
 
 
-def test_the_address_of_a_store_is_refused(smoke):
+def test_run_refuses_a_workdir_in_an_object_store(smoke):
   with pytest.raises(ValueError, match="is the address of a store"):
     loop.run(smoke(), "gs://bucket/run")
 
 
 @pytest.mark.parametrize("character", resume.REFUSED)
-def test_a_workdir_that_could_not_be_read_is_refused(
+def test_run_refuses_a_workdir_with_special_characters(
   smoke, tmp_path, character
 ):
   with pytest.raises(ValueError, match="choose a --workdir without any of"):
@@ -144,7 +144,7 @@ def test_a_workdir_that_could_not_be_read_is_refused(
   assert not list(tmp_path.iterdir())
 
 
-def test_characters_that_are_taken(smoke, tmp_path):
+def test_run_accepts_a_workdir_with_other_characters(smoke, tmp_path):
   workdir = tmp_path / "a run-1](é):{x}%20"
   results = loop.run(smoke(total_steps=1), workdir)
   (workdir / "results.json").unlink()
@@ -158,9 +158,7 @@ def hold(workdir, entered):
     time.sleep(60)
 
 
-def test_a_second_run_stops_at_once_and_a_dead_one_holds_nothing(
-  smoke, tmp_path
-):
+def test_run_refuses_a_locked_workdir_until_its_process_ends(smoke, tmp_path):
   # Not a fork, which would have this process's threads but not their work.
   processes = multiprocessing.get_context("spawn")
   entered = processes.Event()
@@ -180,7 +178,9 @@ def test_a_second_run_stops_at_once_and_a_dead_one_holds_nothing(
   assert not (tmp_path / ".lock.json").exists()
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+def test_locked_warns_of_a_file_system_without_locks(
+  tmp_path, monkeypatch, capsys
+):
   def refuse(*args, **kwargs):
     raise OSError(errno.ENOLCK, "No locks available")
 
@@ -190,13 +190,13 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
   assert "has no locks ([Errno 37] No locks" in capsys.readouterr().err
 
 
-def test_evaluation_asks_for_no_lock(smoke, run, finished):
+def test_run_eval_only_takes_no_lock(smoke, run, finished):
   with resume.locked(run):
     again = loop.run(smoke(), run, eval_only=True)
   assert again["accuracy"] == finished[1]["accuracy"]
 
 
-def test_a_best_checkpoint_that_is_damaged_gives_way(smoke, tmp_path, capsys):
+def test_run_falls_back_from_a_damaged_best_checkpoint(smoke, tmp_path, capsys):
   """To the best of those that are whole; the results say so."""
   config = smoke(eval_steps=2, **{"schedule.learning_rate": 0.3})
   results = loop.run(config, tmp_path)

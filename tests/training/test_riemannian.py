@@ -18,7 +18,7 @@ def rotations(seed, d, count=2):
   return orthogonal.expm(a)
 
 
-def test_the_gradient_is_that_of_the_cayley_map_based_at_the_matrix():
+def test_riemannian_gradient_is_that_of_the_cayley_map_at_the_matrix():
   q, w = rotations(0, 5), draws.normal(1, (2, 5, 5))
   seen = []
   inner = optax.GradientTransformation(
@@ -34,7 +34,7 @@ def test_the_gradient_is_that_of_the_cayley_map_based_at_the_matrix():
   chex.assert_trees_all_close(seen[0]["u_orthogonal"], want, atol=1e-5)
 
 
-def test_a_step_of_gradient_descent_goes_along_the_group():
+def test_riemannian_step_stays_on_the_group():
   q, w = rotations(0, 5), draws.normal(1, (2, 5, 5))
   params = {"u_orthogonal": q, "bias": jnp.ones(3)}
   grads = {"u_orthogonal": w, "bias": jnp.full(3, 2.0)}
@@ -50,7 +50,7 @@ def test_a_step_of_gradient_descent_goes_along_the_group():
   )
 
 
-def test_adam_finds_the_nearest_rotation():
+def test_riemannian_adam_finds_the_nearest_rotation():
   target = rotations(3, 6)
   params = {"u_orthogonal": rotations(4, 6)}
   tx = riemannian(optax.adam(optax.cosine_decay_schedule(0.1, 400)))
@@ -67,7 +67,7 @@ def test_adam_finds_the_nearest_rotation():
   np.testing.assert_allclose(params["u_orthogonal"], target, atol=1e-3)
 
 
-def test_other_leaves_pass_as_they_are_and_the_state_is_the_inner_ones():
+def test_riemannian_passes_other_leaves_unchanged():
   params = {"w": jnp.arange(4.0), "u_skew": jnp.ones((2, 2))}
   grads = jax.tree.map(jnp.ones_like, params)
   plain, wrapped = optax.adamw(0.1), riemannian(optax.adamw(0.1))
@@ -78,7 +78,7 @@ def test_other_leaves_pass_as_they_are_and_the_state_is_the_inner_ones():
   )
 
 
-def test_an_optimiser_that_asks_for_more_gets_it():
+def test_riemannian_passes_extra_arguments():
   tx = riemannian(optax.contrib.reduce_on_plateau())
   params = {"u_orthogonal": rotations(0, 4)}
   grads = jax.tree.map(jnp.ones_like, params)
@@ -87,14 +87,14 @@ def test_an_optimiser_that_asks_for_more_gets_it():
   assert state.best_value == value
 
 
-def test_without_parameters():
+def test_riemannian_refuses_updates_without_parameters():
   tx = riemannian(optax.sgd(0.1))
   with pytest.raises(ValueError, match="needs the parameters"):
     tx.update({}, tx.init({}))
 
 
 @pytest.mark.long
-def test_matrices_are_orthogonal_after_a_run_in_bfloat16(smoke, tmp_path):
+def test_riemannian_run_in_bfloat16_keeps_matrices_orthogonal(smoke, tmp_path):
   fields = {
     "model.dtype": "bfloat16",
     "model.orthogonal_map": "matrix",

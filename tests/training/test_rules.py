@@ -18,7 +18,7 @@ def counted(task):
   return dataclasses.replace(task, trivial={"a rule": rule}), fits
 
 
-def test_a_second_run_reads_what_the_first_has_fitted(tmp_path):
+def test_rule_scores_are_fitted_once_and_read_again(tmp_path):
   task, fits = counted(TASK)
   said = []
   for _ in range(2):
@@ -36,7 +36,7 @@ def test_a_second_run_reads_what_the_first_has_fitted(tmp_path):
   assert rules.scores(other, str(tmp_path), said.append) == {"a rule": 0.25}
 
 
-def test_without_a_folder_that_can_be_written_they_are_fitted(tmp_path):
+def test_rule_scores_are_fitted_without_a_writable_folder(tmp_path):
   (tmp_path / "rules").write_text("a file")
   task, fits = counted(TASK)
   for _ in range(2):

@@ -10,7 +10,7 @@ from jaxformers.training import compilers, loop, resume, run
 from jaxformers.training.run import open_run, open_trained_run
 
 
-def test_what_results_say(smoke, tmp_path):
+def test_results_record_the_run(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   assert results == workdirs.read_results(tmp_path)
   assert results["examples"] == 13
@@ -42,7 +42,7 @@ def as_if_trained(workdir, config):
   workdirs.write(workdir, "config.json", config)
 
 
-def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
+def test_check_workdir_accepts_mixer_defaults_of_older_configs(smoke, tmp_path):
   """Configs had them as options of the mixer before."""
   config = configs.plain(smoke("performer"))
   before = configs.plain(smoke("performer"))
@@ -59,7 +59,7 @@ def test_a_run_may_say_defaults_of_the_mixer_in_either_way(smoke, tmp_path):
     resume.check_workdir(tmp_path, RunConfig.from_dict(config))
 
 
-def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
+def test_check_workdir_refuses_to_lengthen_an_ended_schedule(smoke, tmp_path):
   as_if_trained(tmp_path, configs.plain(smoke(total_steps=5)))
   message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
   with pytest.raises(ValueError, match=message):
@@ -67,7 +67,9 @@ def test_a_run_whose_schedule_ends_is_not_lengthened(smoke, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"hidden_size": 8}'])
-def test_the_config_of_another_program_is_told(smoke, tmp_path, content):
+def test_open_run_refuses_the_config_of_another_program(
+  smoke, tmp_path, content
+):
   (tmp_path / "config.json").write_text(content)
   with pytest.raises(
     ValueError, match="is not a run of this package.*config.json"
@@ -75,7 +77,7 @@ def test_the_config_of_another_program_is_told(smoke, tmp_path, content):
     open_trained_run(tmp_path, smoke())
 
 
-def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
+def test_run_refuses_a_workdir_of_another_config(smoke, tmp_path):
   loop.run(smoke(), tmp_path)
   before = sorted(str(path) for path in tmp_path.rglob("*"))
   with pytest.raises(
@@ -101,7 +103,7 @@ def test_a_workdir_of_another_config_is_refused(smoke, tmp_path):
     ({"model.d_model": 15}, "d_model=15 is odd"),
   ],
 )
-def test_a_wrong_name_is_told_before_data_are_prepared(
+def test_open_run_refuses_wrong_names_before_preparing_data(
   smoke, tmp_path, fields, message
 ):
   config = smoke()
@@ -153,30 +155,30 @@ def test_a_wrong_name_is_told_before_data_are_prepared(
     ({"buckets": 0}, "buckets=0"),
   ],
 )
-def test_wrong_configs(smoke, tmp_path, fields, message):
+def test_run_refuses_wrong_configs(smoke, tmp_path, fields, message):
   with pytest.raises(ValueError, match=message):
     loop.run(smoke(**fields), tmp_path)
 
 
-def test_an_unwritable_workdir(smoke, tmp_path):
+def test_run_refuses_an_unwritable_workdir(smoke, tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(ValueError, match="cannot be written.*another --workdir"):
     loop.run(smoke(), tmp_path / "file" / "run")
 
 
-def test_a_config_that_cannot_be_built_leaves_the_workdir_free(smoke, tmp_path):
+def test_run_with_an_unknown_model_leaves_the_workdir_free(smoke, tmp_path):
   with pytest.raises(ValueError, match="model 'lstm'"):
     loop.run(smoke(**{"model.name": "lstm"}), tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == [".lock"]
   assert loop.run(smoke(), tmp_path)["examples"] == 13
 
 
-def test_a_config_under_which_nothing_was_saved_gives_way(smoke, tmp_path):
+def test_run_replaces_a_config_without_checkpoints(smoke, tmp_path):
   (tmp_path / "config.json").write_text('{"seed": 7}')
   assert loop.run(smoke(), tmp_path)["seed"] == 0
 
 
-def test_scoring_alone_asks_nothing_of_the_training_batch(
+def test_run_eval_only_ignores_the_training_batch_size(
   smoke, tmp_path, monkeypatch
 ):
   first = loop.run(smoke(), tmp_path)
@@ -198,14 +200,12 @@ def test_scoring_alone_asks_nothing_of_the_training_batch(
     ({"select": "perplexity"}, r"'perplexity'.*accuracy, loss"),
   ],
 )
-def test_what_cannot_be_trained(smoke, tmp_path, fields, message):
+def test_open_run_refuses_wrong_configs(smoke, tmp_path, fields, message):
   with pytest.raises(ValueError, match=message):
     open_run(smoke(**fields), tmp_path)
 
 
-def test_a_part_of_the_selection_split_is_the_same_for_every_seed(
-  smoke, tmp_path
-):
+def test_eval_examples_choose_the_same_part_for_every_seed(smoke, tmp_path):
   def opened(name, **fields):
     return open_run(smoke(**fields), tmp_path / name)
 
@@ -222,7 +222,7 @@ def test_a_part_of_the_selection_split_is_the_same_for_every_seed(
     opened("wrong", eval_examples=-1)
 
 
-def test_a_run_without_a_workdir_has_a_folder_of_its_name(monkeypatch, request):
+def test_default_workdir_is_named_by_config_and_overrides(monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
 
   def folder(spec, *overrides):

@@ -39,7 +39,7 @@ def make(name, **options):
   return examples.setup(name, "sgd", 0.1, **options)
 
 
-def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
+def test_train_step_gradient_is_that_of_the_mean_loss_with_maps_inside():
   """Maps made once and pulled back equal maps inside the model."""
   model, start, batch, step = setup()
 
@@ -59,7 +59,7 @@ def test_the_gradient_is_that_of_the_mean_loss_with_maps_inside():
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_accumulation_is_the_big_batch(name):
+def test_train_step_accumulation_equals_the_whole_batch(name):
   _, start, batch, step = setup(name)
   one, sums = jax.jit(step)(start, batch)
   for parts in (2, 4):
@@ -70,7 +70,7 @@ def test_accumulation_is_the_big_batch(name):
     chex.assert_trees_all_close(sums, others, rtol=1e-5)
 
 
-def test_parts_of_a_batch_stay_on_their_devices():
+def test_train_step_parts_stay_on_their_devices():
   """Every device works on its own rows of every part, and only sums travel."""
   _, start, batch, step = setup()
   step = functools.partial(step, accumulate=2)
@@ -85,7 +85,7 @@ def test_parts_of_a_batch_stay_on_their_devices():
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("name", SOME)
-def test_jit_and_pmap_agree_on_four_devices(name):
+def test_train_step_under_jit_and_pmap_agrees_on_four_devices(name):
   _, start, batch, step = setup(name)
   results = []
   for mode in ("jit", "pmap"):
@@ -106,7 +106,7 @@ def test_jit_and_pmap_agree_on_four_devices(name):
   "name", long_except(("transformer",), ("transformer", "s5", "mega"))
 )
 @pytest.mark.slow
-def test_a_batch_norm_is_of_all_devices(name):
+def test_train_step_batch_norm_is_over_all_devices(name):
   """One device, four under jit, and four under pmap; and parts add up."""
   block = {"norm_type": "batch", "norm_first": True}
   _, start, batch, step = setup(name, block=block)
@@ -135,7 +135,7 @@ def test_a_batch_norm_is_of_all_devices(name):
     assert jnp.abs(whole[key] - before[key]).max() > 1e-4
 
 
-def test_a_margin_is_part_of_what_is_minimised_alone():
+def test_train_step_margin_is_minimised_and_not_reported():
   """The reported loss is that without replacement; the gradient has a share."""
   model, start, batch, step = setup("isometric")
 
@@ -163,7 +163,7 @@ def test_a_margin_is_part_of_what_is_minimised_alone():
   np.testing.assert_allclose(sums["objective"], share, rtol=1e-5)
 
 
-def test_padding_of_weight_zero_changes_nothing():
+def test_train_step_ignores_examples_of_weight_zero():
   _, start, batch, step = setup()
   less = {key: value[:5] for key, value in batch.items()}
   padded = dict(batch, weights=np.array([1] * 5 + [0] * 3, np.float32))
@@ -174,7 +174,7 @@ def test_padding_of_weight_zero_changes_nothing():
   chex.assert_trees_all_close(sums_a, sums_b, rtol=1e-6)
 
 
-def test_the_second_step_does_not_recompile():
+def test_train_step_does_not_recompile():
   _, start, batch, step = setup()
   chex.clear_trace_counter()
   counted = chex.assert_max_traces(lambda s, b: step(s, b), n=1)
@@ -183,7 +183,7 @@ def test_the_second_step_does_not_recompile():
     start, _ = compiled(start, batch)
 
 
-def test_dropout_keys_follow_from_seed_and_step():
+def test_train_step_dropout_is_a_function_of_seed_and_step():
   _, start, batch, step = setup(
     "transformer", mixer={"dropout_rate": 0.5}, block={"dropout_rate": 0.5}
   )
@@ -196,7 +196,7 @@ def test_dropout_keys_follow_from_seed_and_step():
   assert other(start, batch)[1]["loss"] != a[1]["loss"]
 
 
-def test_evaluation_takes_the_matrices_themselves():
+def test_eval_step_accepts_ready_rotations():
   model, start, batch, _ = setup()
   rotations = orthogonal.rotations(start.params, "cayley")
   evaluate = functools.partial(steps.eval_step, model=model)
@@ -208,7 +208,7 @@ def test_evaluation_takes_the_matrices_themselves():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_orthogonality_survives_training(dtype):
+def test_train_step_keeps_matrices_orthogonal(dtype):
   _, start, batch, step = setup(dtype=dtype)
   compiled = jax.jit(step)
   for _ in range(30):
@@ -218,7 +218,7 @@ def test_orthogonality_survives_training(dtype):
   assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(start.params))
 
 
-def test_the_average_of_parameters_decays_exponentially(smoke, tmp_path):
+def test_train_step_average_of_parameters_decays_exponentially(smoke, tmp_path):
   trainer = Trainer(open_run(smoke(ema_decay=0.9), tmp_path))
   want = jax.device_get(trainer.state.params)
   chex.assert_trees_all_equal(trainer.state.average, want)

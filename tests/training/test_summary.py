@@ -2,7 +2,7 @@ from jaxformers.tasks import arrays
 from jaxformers.training import summary
 
 
-def test_the_table_shows_what_a_number_needs():
+def test_summary_table_shows_task_protocol_and_seed():
   results = {
     "task": "listops",
     "protocol": "lra",
@@ -43,7 +43,7 @@ def test_the_table_shows_what_a_number_needs():
   assert shown in summary.format_results(results)
 
 
-def test_own_examples_are_held_out_and_no_test_split():
+def test_split_title_of_examples_in_memory_is_held_out():
   assert summary.split_title("text", "test") == "test"
   assert summary.split_title(arrays.NAME, "validation") == "validation"
   title = summary.split_title(arrays.NAME, "test, 20 of 40")

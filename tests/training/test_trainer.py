@@ -17,7 +17,7 @@ def trainer_of(config, workdir):
   return Trainer(open_run(config, workdir))
 
 
-def test_buckets_change_no_number(smoke, tmp_path):
+def test_trainer_scores_do_not_depend_on_buckets(smoke, tmp_path):
   """Batches are shorter and dealt anew; the scores of a state are the same."""
   padded = trainer_of(smoke(), tmp_path / "one")
   bucketed = trainer_of(smoke(buckets=2), tmp_path / "two")
@@ -31,7 +31,7 @@ def test_buckets_change_no_number(smoke, tmp_path):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_parts_of_a_batch_fit_the_cache(smoke, tmp_path, monkeypatch):
+def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
   def parts(model, **fields):
     config = smoke(model, **fields)
     return trainer_of(config, tmp_path / f"{model}{fields}").parts
@@ -52,7 +52,7 @@ def test_parts_of_a_batch_fit_the_cache(smoke, tmp_path, monkeypatch):
   assert parts("random_transject") == 1
 
 
-def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
+def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
   def begin_with(folder, start, model, task):
     assert (folder, model["name"], task.name) == (
       "weights",
@@ -74,13 +74,13 @@ def test_a_run_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
   assert plain.state.average is plain.origin is None
 
 
-def test_pretrained_weights_of_another_model(smoke, tmp_path):
+def test_trainer_refuses_pretrained_weights_of_another_model(smoke, tmp_path):
   weights = Path(__file__).parents[1] / "models" / "pretrained" / "bert"
   with pytest.raises(ValueError, match="has 3 heads and the model 2"):
     trainer_of(smoke("transformer", pretrained=str(weights)), tmp_path)
 
 
-def test_the_vocabulary_lies_beside_the_checkpoints(smoke, tmp_path):
+def test_run_writes_the_vocabulary_beside_the_checkpoints(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   saved = json.loads((tmp_path / "vocabulary.json").read_text())
   assert saved["tokens"][:3] == ["<pad>", "[MIN", "[MAX"]
@@ -103,7 +103,7 @@ def limit(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_step_that_does_not_fit_is_taken_in_parts(smoke, tmp_path, limit):
+def test_plan_takes_a_step_that_does_not_fit_in_parts(smoke, tmp_path, limit):
   def made(name, **fields):
     return trainer_of(smoke("local", batch_size=8, **fields), tmp_path / name)
 
@@ -133,7 +133,7 @@ def test_a_step_that_does_not_fit_is_taken_in_parts(smoke, tmp_path, limit):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_config_that_does_not_fit_stops_before_its_first_step(
+def test_run_that_does_not_fit_stops_before_its_first_step(
   smoke, tmp_path, limit
 ):
   limit(1)
@@ -143,7 +143,7 @@ def test_a_config_that_does_not_fit_stops_before_its_first_step(
 
 
 @pytest.mark.usefixtures("one_device")
-def test_the_plan_is_of_the_longest_batch(smoke, tmp_path):
+def test_plan_uses_the_longest_batch(smoke, tmp_path):
   run = trainer_of(smoke(buckets=4), tmp_path)
   run.plan()
   ((shapes, _),) = run._programs.items()

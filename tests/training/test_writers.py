@@ -20,14 +20,14 @@ def steps(folder):
   return [json.loads(line)["step"] for line in text.splitlines()]
 
 
-def test_a_line_a_step(tmp_path):
+def test_writers_write_a_line_a_step(tmp_path):
   with Writers(tmp_path, 0, OFF) as writers:
     writers.write(1, {"train/loss": 0.1})
     writers.write(2, {"train/loss": 0.2})
     assert steps(tmp_path) == [1, 2]  # Flushed: a killed run keeps them.
 
 
-def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
+def test_writers_cut_back_to_the_checkpoint_when_resuming(tmp_path):
   with Writers(tmp_path, 0, OFF) as writers:
     for step in (1, 2, 3):
       writers.write(step, {"x": 1.0})
@@ -38,7 +38,7 @@ def test_going_on_cuts_back_to_the_checkpoint(tmp_path):
   assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_damaged_lines_are_left_out_and_told(tmp_path, capsys):
+def test_writers_leave_out_damaged_lines_with_a_warning(tmp_path, capsys):
   with Writers(tmp_path, 0, OFF) as writers:
     for step in (1, 2, 3, 4, 5):
       writers.write(step, {"x": 0.25})
@@ -54,14 +54,14 @@ def test_damaged_lines_are_left_out_and_told(tmp_path, capsys):
   assert "damaged lines were left out (2, 3, 4)" in capsys.readouterr().err
 
 
-def test_metrics_that_are_gone_are_told(tmp_path, capsys):
+def test_writers_warn_of_lost_metrics(tmp_path, capsys):
   with Writers(tmp_path, 5, OFF) as writers:
     writers.write(6, {"x": 2.0})
   assert steps(tmp_path) == [6]
   assert "the metrics up to step 5 are lost" in capsys.readouterr().err
 
 
-def test_tensorboard_reads_what_is_written(tmp_path):
+def test_tensorboard_reads_the_written_scalars(tmp_path):
   pytest.importorskip("tensorboardX")
   loader = pytest.importorskip(
     "tensorboard.backend.event_processing.event_accumulator"
@@ -106,7 +106,7 @@ def wandb_runs(monkeypatch):
 RUN = dataclasses.replace(OFF, wandb=True, seed=3)
 
 
-def test_wandb_gets_the_scalars_of_one_run(tmp_path, wandb_runs):
+def test_wandb_writer_sends_the_scalars_of_one_run(tmp_path, wandb_runs):
   for step in (1, 2):
     with Writers(tmp_path, step - 1, RUN, "lra") as writers:
       writers.write(step, {"train/loss": 0.5})
@@ -121,9 +121,7 @@ def test_wandb_gets_the_scalars_of_one_run(tmp_path, wandb_runs):
   ]
 
 
-def test_a_run_at_wandb_has_names_and_its_score(
-  tmp_path, wandb_runs, monkeypatch
-):
+def test_wandb_run_has_names_and_its_score(tmp_path, wandb_runs, monkeypatch):
   results = {"metric": "accuracy", "accuracy": 0.4, "parameters": 7}
   results |= {"best_step": 5, "seed": 3}
   with Writers(tmp_path, 0, RUN, "lra") as writers:
@@ -142,7 +140,7 @@ def test_a_run_at_wandb_has_names_and_its_score(
   assert wandb_runs[3][1]["name"] == "listops-s5-3"
 
 
-def test_a_folder_that_was_deleted_is_a_new_run_at_wandb(tmp_path, wandb_runs):
+def test_wandb_run_of_a_deleted_folder_is_new(tmp_path, wandb_runs):
   for _ in range(2):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -156,7 +154,9 @@ def test_a_folder_that_was_deleted_is_a_new_run_at_wandb(tmp_path, wandb_runs):
 @pytest.mark.parametrize(
   ("extra", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
 )
-def test_a_writer_that_is_not_installed(tmp_path, monkeypatch, extra, module):
+def test_writers_refuse_a_log_that_is_not_installed(
+  tmp_path, monkeypatch, extra, module
+):
   monkeypatch.setitem(sys.modules, module, None)
   message = rf"config.{extra}=True needs {module}.*\[{extra}\]"
   with pytest.raises(ValueError, match=message):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COUNT = 200
 
 
-def test_every_model_is_small_and_says_where_it_is_from():
+def test_zoo_models_are_small_and_name_their_recipe():
   for name in zoo.RECIPES:
     folder = zoo.find(name)
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -43,16 +43,14 @@ def test_the_list_has_scores(capsys):
     jf.load("zoo:listops")
 
 
-def test_a_model_that_is_absent_is_listed_as_such(
-  capsys, tmp_path, monkeypatch
-):
+def test_zoo_command_marks_models_not_installed(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(zoo, "FOLDER", tmp_path)
   zoo_command.main([])
   printed = capsys.readouterr().out
   assert printed.count("not in this installation") == len(zoo.RECIPES)
 
 
-def test_a_command_names_what_opens_a_model_of_the_zoo():
+def test_load_of_a_zoo_model_as_run_names_jaxformers_load():
   with pytest.raises(ValueError, match="jaxformers.load.'zoo:listops-s5'"):
     states.load("zoo:listops-s5")
 
@@ -74,7 +72,7 @@ def score(name, task):
 
 
 @pytest.mark.long
-def test_the_language_model_expects_english():
+def test_zoo_language_model_prefers_english_words():
   """Words of reviews are likelier than the same letters in another order."""
   model = jf.load("zoo:language-allpass")
   losses = []
@@ -89,7 +87,7 @@ def test_the_language_model_expects_english():
   assert len(model.encode([text])[0]) > 1
 
 
-def test_generated_tasks_are_scored_again(data_dir):
+def test_zoo_scores_of_generated_tasks_are_reproduced(data_dir):
   """The test split does not depend on the number of training examples."""
   task = tasks.get(
     "planted_pairs", data_dir=str(data_dir), num_train=10, num_validation=2
@@ -100,7 +98,7 @@ def test_generated_tasks_are_scored_again(data_dir):
 
 
 @pytest.mark.parametrize("name", ["listops-transject", "listops-s5"])
-def test_expressions_are_scored_again(name, data_dir):
+def test_zoo_scores_of_listops_are_reproduced(name, data_dir):
   """On other expressions of the same lengths."""
   sizes = {"num_train": 8, "num_validation": 2, "num_test": COUNT, "seed": 1}
   task = tasks.get("listops", data_dir=str(data_dir), **sizes)
@@ -113,7 +111,7 @@ def test_expressions_are_scored_again(name, data_dir):
 @pytest.mark.parametrize(
   "name", [name for name, recipe in zoo.RECIPES.items() if recipe.archive]
 )
-def test_archives_are_scored_again(name, archives, prepared):
+def test_zoo_scores_of_archives_are_reproduced(name, archives, prepared):
   recipe = zoo.RECIPES[name]
   fields = [field for field in recipe.fields if "task" in field]
   config = configs.load_with(recipe.config, fields)
@@ -131,7 +129,7 @@ def test_archives_are_scored_again(name, archives, prepared):
   assert got == pytest.approx(want, abs=4 * (0.25 / COUNT) ** 0.5)
 
 
-def test_the_start_page_says_what_the_models_predict():
+def test_start_page_shows_the_predictions_of_zoo_models():
   """Comments of its block begin with the result, and say if it is wrong."""
   page = (ROOT / "docs" / "start.md").read_text()
   (block,) = re.findall(r"```python\n(.*?zoo:.*?)```", page, re.S)

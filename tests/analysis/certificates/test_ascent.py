@@ -45,7 +45,7 @@ def test_ascent_finds_the_singular_values_of_a_matrix():
   assert high.shape == (20,)
 
 
-def test_the_extreme_is_that_of_the_whole_way():
+def test_ascend_keeps_the_extreme_over_all_steps():
   def ratio(x):
     return 2 + jnp.sin(x)
 
@@ -73,14 +73,14 @@ def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   assert extremes["sequences"][1] > high
 
 
-def test_any_encoder_can_be_searched():
+def test_adversarial_searches_any_encoder():
   model, params = build("transformer", num_heads=2)
   extremes = adversarial(model, params, IDS, steps=20)
   assert extremes["tokens"][0] < 1 < extremes["tokens"][1]
   chex.assert_tree_all_finite(extremes)
 
 
-def test_one_token_has_no_pairs():
+def test_adversarial_refuses_sequences_of_one_token():
   model, params = build("transject")
   with pytest.raises(ValueError, match="no pairs"):
     adversarial(model, params, IDS[:, :1], steps=5)

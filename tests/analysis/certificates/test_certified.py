@@ -40,7 +40,7 @@ def test_the_search_finds_what_all_replacements_of_one_token_find():
   assert lost > 0
 
 
-def test_certificates_and_attacks_never_cross():
+def test_certified_accuracy_never_exceeds_attacked_accuracy():
   model, params = build(block={"a": "budget"})
   ids = ids_of(4, 40)
   labels = certified.Attack(model, params).logits(ids).argmax(1)
@@ -66,7 +66,7 @@ def test_certificates_and_attacks_never_cross():
     ("isometric", {"pool": "first"}),
   ],
 )
-def test_other_layers_have_no_certificate_but_can_be_attacked(name, options):
+def test_certified_accuracy_is_empty_for_uncertified_layers(name, options):
   model, params = build(name, **options)
   ids = ids_of(5, 4)
   batches = [{"inputs": ids, "targets": np.zeros(4, np.int32)}]

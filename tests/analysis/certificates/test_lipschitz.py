@@ -37,14 +37,14 @@ def build(name="transject", alpha=2.0, **mixer):
   return model, params
 
 
-def test_an_interval_is_vacuous_where_a_branch_is_no_contraction():
+def test_interval_is_vacuous_where_a_branch_is_no_contraction():
   assert interval(0.5, 0.25) == (0.375, 1.875)
   assert interval(1.5, 0.25) == (0.0, 3.125)
   assert interval(1.5, 1.5) == (0.0, 6.25)
   assert lipschitz.product([(0.5, 2.0), (0.5, 3.0)]) == (0.25, 6.0)
 
 
-def test_the_certificate_of_orthogonal_weights_is_that_of_the_paper():
+def test_guaranteed_interval_of_orthogonal_weights_is_that_of_the_paper():
   model, params = build()
   rows = lipschitz.guaranteed(model, params, jnp.ones((1, 8)), [10.0, 20.0])
   for i, row in enumerate(rows):
@@ -61,7 +61,7 @@ def test_the_certificate_of_orthogonal_weights_is_that_of_the_paper():
     )
 
 
-def test_the_certificate_follows_the_weights_and_not_what_they_should_be():
+def test_guaranteed_interval_is_computed_from_the_actual_weights():
   model, params = build()
   rows = lipschitz.guaranteed(model, params, 0.5 * jnp.ones((1, 8)), [1.0, 1.0])
   a = np.tanh(2.0) / 2
@@ -70,7 +70,7 @@ def test_the_certificate_follows_the_weights_and_not_what_they_should_be():
   )
 
 
-def test_the_certified_gate_has_a_bound_without_norms():
+def test_guaranteed_interval_of_the_certified_gate_covers_sequences():
   model, params = build("random_transject", gating="certified")
   rows = lipschitz.guaranteed(model, params, jnp.ones((1, 8)), [1e9, 1e9])
   for row in rows:
@@ -81,7 +81,7 @@ def test_the_certified_gate_has_a_bound_without_norms():
     assert row["tokens"][0] > row["sequences"][0]
 
 
-def test_pairs_are_different_tokens_of_a_sample():
+def test_pairs_are_distinct_tokens_of_one_sample():
   mask = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 1], [1, 0, 1, 0, 0]], bool)
   places = lipschitz.pairs(mask, 200, seed=0)
   assert places.shape == (3, 200, 2)
@@ -91,7 +91,7 @@ def test_pairs_are_different_tokens_of_a_sample():
   assert not places[1].any()
 
 
-def test_activation_factors_are_ratios_to_the_embedding():
+def test_activation_factors_are_distances_relative_to_the_embedding():
   x = jnp.asarray([[[0.0, 0.0], [3.0, 4.0], [3.0, 4.0]]])
   chosen = jnp.asarray([[[0, 1], [1, 2]]])
   apart = lipschitz.distances((x, 2 * x, x / 5), chosen)
@@ -103,7 +103,7 @@ def test_activation_factors_are_ratios_to_the_embedding():
   assert np.isnan(factors[:, 0, 1]).all()
 
 
-def test_measured_factors_are_those_of_all_batches_and_no_padding():
+def test_measure_factors_covers_all_batches_without_padding():
   model, params = build()
   ids = np.asarray(IDS)
   seen = lipschitz.measure_factors(
@@ -132,20 +132,20 @@ def test_measured_factors_are_those_of_all_batches_and_no_padding():
   )
 
 
-def test_at_the_start_every_factor_is_one():
+def test_measure_factors_of_untrained_transject_is_one():
   model, params = build(alpha=0.0)
   seen = lipschitz.measure_factors(model, params, [np.asarray(IDS)])
   for factor in seen["factors"]:
     assert factor == {"mean": 1.0, "min": 1.0, "max": 1.0}
 
 
-def test_tokens_that_do_not_differ():
+def test_measure_factors_refuses_equal_tokens():
   model, params = build()
   with pytest.raises(ValueError, match="no two different tokens"):
     lipschitz.measure_factors(model, params, [np.ones((2, 1), np.int32)])
 
 
-def test_measured_lies_within_guaranteed():
+def test_report_measured_factors_lie_within_the_guaranteed_interval():
   model, params = build()
   content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=40)
   low, high = content["guaranteed"]["all"]["tokens"]
@@ -155,7 +155,7 @@ def test_measured_lies_within_guaranteed():
 
 
 @pytest.mark.long
-def test_other_encoders_have_the_measured_part():
+def test_report_of_uncertified_encoder_has_measured_factors_only():
   model, params = build("local", block_size=3, num_heads=2)
   content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=2)
   assert content["guaranteed"]["all"] is None
@@ -192,7 +192,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     lipschitz_command.main([str(tmp_path / "nothing")])
 
 
-def test_factors_of_dot_products():
+def test_dot_factors_of_equal_and_orthogonal_tokens():
   """Of one sequence with a pair of equal tokens, and one of orthogonal ones."""
   hidden = np.random.default_rng(0).normal(size=(3, 1, 4, 5))
   hidden[0, 0, 1] = hidden[0, 0, 0]

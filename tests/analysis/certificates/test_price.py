@@ -27,14 +27,14 @@ def build(name, **options):
   return model, initial.params(model, np.ones((1, 4), np.int32))
 
 
-def test_the_interval_is_the_product_of_the_layers():
+def test_find_interval_is_the_product_of_the_layers():
   low, high = price.find_interval(*build("isometric", block={"a_max": 0.5}))
   a = 0.5 * math.tanh(0.5)
   np.testing.assert_allclose((low, high), ((1 - a) ** 2, (1 + a) ** 2), 1e-4)
 
 
 @pytest.mark.parametrize("name", ["transject", "transformer"])
-def test_without_a_bound_for_all_sequences_there_is_none(name):
+def test_find_interval_is_none_for_uncertified_models(name):
   assert price.find_interval(*build(name)) is None
 
 
@@ -55,7 +55,7 @@ def test_the_table_begins_with_the_narrowest():
   assert "| 3.00 |" in lines[1] and "| - |" in lines[2]
 
 
-def test_the_figure_has_runs_with_a_certificate():
+def test_price_figure_marks_runs_without_certificate():
   drawn = price.figure(RUNS)
   assert [row[2] for row in drawn.rows] == [0.7, 0.8]
   fig = drawn.draw()
@@ -63,7 +63,7 @@ def test_the_figure_has_runs_with_a_certificate():
   assert labels == ["isometric", "s5, no certificate"]
 
 
-def test_the_command_reads_runs(smoke, tmp_path, capsys):
+def test_price_command_reads_runs(smoke, tmp_path, capsys):
   loop.run(smoke("isometric", **{"model.num_layers": 1}), tmp_path / "run")
   price_command.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])
   found = capsys.readouterr().out

@@ -32,7 +32,7 @@ assert not any(name.startswith("jaxformers") for name in sys.modules)
 """
 
 
-def test_files_are_used_without_the_package(smoke, tmp_path, capsys):
+def test_exported_program_runs_without_the_package(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   out = tmp_path / "model"
   export_command.main([str(tmp_path / "run"), f"--out={out}", "--length=20"])
@@ -63,7 +63,7 @@ UNDONE = ["isometric", "allpass", "certified_s4d", "transformer", "s5"]
 
 
 @pytest.mark.parametrize("name", long_except(UNDONE[:1], UNDONE))
-def test_layers_that_can_be_undone_take_batches_of_any_size(name):
+def test_exported_invertible_model_takes_any_batch_size(name):
   """One program for two sizes, full lengths and others."""
   model = models.build(
     name,
@@ -84,13 +84,13 @@ def test_layers_that_can_be_undone_take_batches_of_any_size(name):
     np.testing.assert_allclose(program.call(arrays, rows), want, atol=1e-5)
 
 
-def test_images_have_no_length(tmp_path):
+def test_export_refuses_a_length_for_images(tmp_path):
   task = types.SimpleNamespace(name="cifar10", image=(32, 32, 3), max_len=0)
   run = types.SimpleNamespace(task=task, model=None)
   with pytest.raises(ValueError, match="--length=5 .* images of cifar10"):
     export.write(run, tmp_path, 5)
 
 
-def test_without_a_run(tmp_path):
+def test_export_refuses_a_folder_without_a_run(tmp_path):
   with pytest.raises(SystemExit, match="There is no run"):
     export_command.main([str(tmp_path), f"--out={tmp_path}"])

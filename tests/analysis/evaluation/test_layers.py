@@ -47,7 +47,7 @@ def build(name, alpha=None):
 
 
 @pytest.mark.parametrize("axis", ["units", "tokens"])
-def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
+def test_measure_layers_entropy_is_that_of_scipy_for_every_sample(axis):
   model, params = build("transformer")
   statistics = layers.measure_layers(
     model, params, IDS, batch_size=2, axis=axis
@@ -86,7 +86,7 @@ def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
   "name",
   long_except(("mega", "s5", "transject"), sorted(models.MODELS)),
 )
-def test_every_model_can_be_looked_at(name):
+def test_measure_layers_traces_every_model(name):
   """Traced, not run: tokens of every layer; experts, heads or neither."""
   mixer = small_sizes(models.MODELS[name].mixer)
   model = make(name, head_dim=8, mixer=mixer)
@@ -106,7 +106,7 @@ def test_every_model_can_be_looked_at(name):
     assert [part.shape[:3] for part in each] == [(5, each[0].shape[1], 12)] * 2
 
 
-def test_factors_are_ratios_of_distances():
+def test_measure_layers_factors_are_ratios_of_distances():
   model, params = build("transformer")
   statistics = layers.measure_layers(model, params, IDS, pairs=400)
   x, mask = (
@@ -138,7 +138,7 @@ def test_factors_are_ratios_of_distances():
   assert np.isnan(statistics.factors[:, 2]).all()  # One token makes no pair.
 
 
-def test_at_the_start_transject_moves_nothing():
+def test_measure_layers_of_untrained_transject_has_factors_of_one():
   """Factors are 1 exactly, and gates 1 / E."""
   model, params = build("transject")
   statistics = layers.measure_layers(model, params, IDS)
@@ -161,7 +161,7 @@ def tokens(model, params, ids):
   return layers.tokens(seen)
 
 
-def test_distances_of_chosen_pairs():
+def test_distances_of_chosen_pairs_match_scipy():
   model, params = build("transformer")
   x, mask = tokens(model, params, IDS[0])
   apart = layers.distances(x, mask, [(0, 3), (2, 1)])
@@ -175,7 +175,7 @@ def test_distances_of_chosen_pairs():
     layers.distances(*tokens(model, params, IDS[1]), [(0, 7)])
 
 
-def test_an_isomap_of_a_plane_is_the_plane():
+def test_isomap_of_a_plane_keeps_distances():
   """Turned: distances along it are kept, from layer to layer."""
   pytest.importorskip("sklearn")
   rng = np.random.default_rng(0)

@@ -41,7 +41,7 @@ def run():
   return on_task(task, model, params, 5)
 
 
-def test_each_token_from_the_window_before_it(run):
+def test_measure_perplexity_predicts_each_token_once(run):
   rows = perplexity.measure_perplexity(run, [1, 4], batch_size=4)
   assert [row["stride"] for row in rows] == [1, 4]
   # Of one length, for what stands behind a token is not seen.
@@ -81,6 +81,6 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
     perplexity_command.main([str(tmp_path)])
 
 
-def test_strides_are_integers(tmp_path):
+def test_perplexity_command_refuses_strides_that_are_no_integers(tmp_path):
   with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
     perplexity_command.main([str(tmp_path), "--strides=1,a"])

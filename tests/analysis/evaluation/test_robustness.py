@@ -54,7 +54,7 @@ def run():
   return on_task(task, Bright(), {}, 3)
 
 
-def test_errors_of_corrupted_images(run):
+def test_corrupted_measures_every_corruption(run):
   scores = r.corrupted(run, batch_size=7)
   assert scores["clean"] == 0
   assert set(scores["errors"]) == set(corruptions.CORRUPTIONS)
@@ -77,7 +77,7 @@ def jpeg(value):
   return file.getvalue()
 
 
-def test_alexnet_has_an_mce_of_a_hundred(run, tmp_path):
+def test_mce_of_alexnet_is_100(run, tmp_path):
   assert len(r.ALEXNET) == 15
   alexnet = {name: [error] * 5 for name, error in r.ALEXNET.items()}
   assert r.mce(alexnet) == pytest.approx(100)
@@ -110,7 +110,7 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
     r.imagenet_c(run, root)
 
 
-def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
+def test_unusual_chooses_among_classes_of_the_folder_only(run, tmp_path):
   root = write_folder(
     tmp_path / "a", {"n00/a.jpg": jpeg(130), "n02/b.jpg": jpeg(240)}
   )
@@ -121,7 +121,7 @@ def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
   assert r.unusual(run, root, "imagenet_a") == pytest.approx(2 / 3)
 
 
-def test_scores_of_several_runs_have_mean_and_deviation(
+def test_robustness_command_prints_mean_and_deviation_of_runs(
   run, monkeypatch, capsys
 ):
   scores = {

@@ -39,7 +39,7 @@ def run(tmp_path_factory):
   return on_task(task, model, params, 7)
 
 
-def test_windows_that_agree_with_the_whole():
+def test_sliding_scores_are_those_of_the_whole_scene():
   pixels = np.random.default_rng(0).normal(size=(23, 31, 3)).astype(np.float32)
   scores = s.sliding(lambda x: 2 * x, pixels, (8, 10), 5)
   np.testing.assert_allclose(scores, 2 * pixels, rtol=1e-6)
@@ -60,14 +60,14 @@ def test_windows_that_agree_with_the_whole():
     ((16, 30), (16, 16), (16, 30)),
   ],
 )
-def test_pixels_are_enlarged_to_hold_a_window(size, window, want):
+def test_enlarge_makes_a_scene_hold_a_window(size, window, want):
   pixels = np.random.default_rng(0).normal(size=(*size, 3)).astype(np.float32)
   np.testing.assert_array_equal(
     s.enlarge(pixels, window), s.interpolate(pixels, want)
   )
 
 
-def test_no_window_sees_beyond_a_scene(run):
+def test_predict_windows_stay_within_a_scene(run):
   """At half the scale a scene of 20 x 33 has 8 x 13 pixels, windows 16 x 16."""
   source, windows = run.task.splits["test"], []
 
@@ -86,7 +86,7 @@ def test_no_window_sees_beyond_a_scene(run):
     assert window.min() > 2  # White, normalised; what lay beyond was 0.
 
 
-def test_where_windows_differ_their_mean_counts():
+def test_sliding_averages_overlapping_windows():
   numbers = iter(range(1, 10))
 
   def score(parts):
@@ -96,14 +96,14 @@ def test_where_windows_differ_their_mean_counts():
   assert scores[0, :, 0].tolist() == [1, 1, 1.5, 1.5, 2, 2]
 
 
-def test_interpolation_is_that_of_jax():
+def test_interpolate_is_jax_image_resize():
   x = np.random.default_rng(0).normal(size=(5, 7, 2)).astype(np.float32)
   for size in ((11, 9), (5, 7), (40, 7)):
     want = jax.image.resize(x, (*size, 2), "bilinear")
     np.testing.assert_allclose(s.interpolate(x, size), want, atol=1e-5)
 
 
-def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
+def test_count_areas_of_perfect_and_constant_predictions(run):
   source = run.task.splits["test"]
 
   def colours(parts):  # Red is class 1, blue class 0.
@@ -128,7 +128,7 @@ def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
   assert (total["labelled"][2:] == 0).all()
 
 
-def test_measuring_a_model(run):
+def test_evaluate_segmenter_counts_every_scene(run):
   single = s.evaluate_segmenter(run, batch_size=3)
   assert single["count"] == 3
   assert 0 <= single["mean_iou"] <= 1
@@ -166,6 +166,6 @@ def test_the_command(run, monkeypatch, capsys, tmp_path):
     segmentation_command.main([str(tmp_path)])
 
 
-def test_scales_are_numbers(tmp_path):
+def test_segmentation_command_refuses_scales_that_are_no_numbers(tmp_path):
   with pytest.raises(SystemExit, match="--scales=1,big: give numbers"):
     segmentation_command.main([str(tmp_path), "--scales=1,big"])

@@ -14,7 +14,7 @@ from jaxformers.models.variables import make_variables
 from tests import draws, initial
 
 
-def test_data_are_described_by_what_was_read():
+def test_describe_data_states_the_samples_and_lengths_read():
   """Not by --samples and --length, where a run has fewer."""
   model = models.build(
     "transject", vocab_size=9, max_len=6, num_classes=2, d_model=8, num_layers=1
@@ -29,7 +29,7 @@ def test_data_are_described_by_what_was_read():
   assert rows.describe_data() == "2 test samples of at most 5 tokens, 1 seed"
 
 
-def test_what_is_measured_of_the_last_layer_against_sizes():
+def test_last_layer_figures_are_drawn_against_varied_sizes():
   def record(seed, num_layers):
     model = {"name": "local", "num_layers": num_layers, "d_model": 8}
     config = {"seed": seed, "task": {"name": "text"}, "model": model}
@@ -74,7 +74,7 @@ def run_of(model, ids, **task):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_maps_of_a_causal_classifier_are_lower_triangular(causal):
+def test_rows_have_lower_triangular_maps_for_causal_classifiers(causal):
   mixer = {"num_heads": 1, "causal": causal}
   sizes = SIZES | {"vocab_size": len(WORDS), "max_len": 8}
   model = models.build("transformer", mixer=mixer, **sizes)
@@ -88,7 +88,7 @@ def test_maps_of_a_causal_classifier_are_lower_triangular(causal):
 
 
 @pytest.mark.parametrize("pool", ["mean", "cls"])
-def test_an_image_has_maps_of_queries_and_keys(pool):
+def test_rows_of_an_image_have_maps_of_queries_and_keys(pool):
   """NeuTRENO, figure 4: matrices between patches, not maps over patches."""
   image = {"image": (4, 6, 3), "patch_size": 2, "pool": pool}
   sizes = SIZES | {"vocab_size": 0, "max_len": 0, "num_layers": 5} | image
@@ -111,7 +111,7 @@ def test_an_image_has_maps_of_queries_and_keys(pool):
   assert not rows.of["pairs"]
 
 
-def test_an_image_of_many_patches_is_refused():
+def test_rows_refuse_an_image_of_many_patches():
   image = {"image": (64, 64, 1), "patch_size": 2}
   sizes = SIZES | {"vocab_size": 0, "max_len": 0} | image
   model = models.build("transformer", positions="none", **sizes)
@@ -127,7 +127,7 @@ def test_an_image_of_many_patches_is_refused():
 
 
 @pytest.mark.parametrize("name", ["transformer", "transject"])
-def test_distances_inside_heads_and_experts(name):
+def test_rows_have_distances_inside_heads_and_experts(name):
   mixer = {"num_heads" if name == "transformer" else "num_experts": 2}
   sizes = SIZES | {"vocab_size": len(WORDS), "max_len": 8}
   model = models.build(name, mixer=mixer, **sizes)
@@ -153,7 +153,7 @@ def test_distances_inside_heads_and_experts(name):
   assert distance == pytest.approx(want, rel=1e-4)
 
 
-def test_the_table_of_entropies():
+def test_entropy_table_has_means_deviations_and_the_paper():
   """Mean over layers, mean and deviation over samples, and the paper's."""
   config = {"seed": 0, "task": {"name": "imdb"}, "model": {"name": "transject"}}
   groups = group_by_recipe([RunRecord(Path("run"), config, {})])

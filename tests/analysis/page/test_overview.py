@@ -7,7 +7,7 @@ from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
 from jaxformers.foundations import workdirs
 
 
-def test_scores_against_sizes():
+def test_sizes_figure_draws_scores_against_varied_sizes():
   def one(seed, d_model, accuracy):
     config = {
       "seed": seed,
@@ -45,7 +45,7 @@ def test_scores_against_sizes():
   assert overview.depth_against_width(group_by_recipe(runs)) is None
 
 
-def test_speeds_are_medians_over_what_was_logged(tmp_path):
+def test_speeds_are_medians_of_logged_steps(tmp_path):
   runs = []
   for seed, rates in enumerate(((1.0, 9.0), (5.0,))):
     folder = tmp_path / f"{seed}"

@@ -13,7 +13,7 @@ from jaxformers.analysis.tables import papers, published
 from tests.marks import BROWSER
 
 
-def test_a_figure_without_numbers_is_noted():
+def test_page_notes_a_figure_without_numbers():
   page = Page()
   rows = [("a", 0, 1, 0, float("nan"))]
   page.add("S", plots.over_layers(Texts("n", "Title", "c"), rows, "q"))
@@ -39,7 +39,7 @@ def widest_table():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize(("width", "fits"), [(1600, True), (400, False)])
-def test_a_wide_table_is_not_cut(width, fits, tmp_path):
+def test_page_shows_wide_tables_in_full(width, fits, tmp_path):
   """A table takes the width of the window, and scrolls in a smaller one."""
   path = pages.write(widest_table(), tmp_path)
   script = """<script>addEventListener("load", () => {
@@ -70,7 +70,7 @@ def test_a_wide_table_is_not_cut(width, fits, tmp_path):
   assert title == f"{str(fits).lower()},true"
 
 
-def test_tables_may_be_wider_than_text():
+def test_style_sheet_lets_tables_scroll():
   """Checks the style sheet, where there is no browser."""
   assert "body > * { max-width: 64rem;" in pages.CSS
   (rule,) = re.findall(r"\.scroll \{(.*?)\}", pages.CSS, re.S)
@@ -78,7 +78,7 @@ def test_tables_may_be_wider_than_text():
   assert "max-width: 100%" in rule
 
 
-def test_a_line_below_a_table_is_a_paragraph():
+def test_tables_html_makes_a_line_below_a_table_a_paragraph():
   table = "| a |\n| --- |\n| 1 |"
   first, second = pages._tables_html(f"{table}\n\nRows of x differ in steps.")
   assert "<td>1</td>" in first

@@ -55,7 +55,7 @@ def out(page, tmp_path_factory):
   return folder / "deep"
 
 
-def test_figures_of_both_models(page):
+def test_report_has_figures_of_both_models(page):
   by_name = {
     figure.name: figure
     for section in page.figures.values()
@@ -100,7 +100,7 @@ def test_figures_of_both_models(page):
   assert labels & {"transject, sample 1", "transject, sample 2"}
 
 
-def test_no_label_of_a_figure_is_clipped(page):
+def test_report_figures_clip_no_label(page):
   for figure in (
     figure for section in page.figures.values() for figure in section
   ):
@@ -111,7 +111,7 @@ def test_no_label_of_a_figure_is_clipped(page):
     assert box.y1 <= height, figure.name
 
 
-def test_what_is_left_out_is_said(page, workdir):
+def test_report_notes_folders_it_leaves_out(page, workdir):
   notes = "\n".join(page.notes)
   assert f"{workdir / 'nothing'}: there is no run" in notes
   assert f"{workdir / 'foreign'} is not a run of this package" in notes
@@ -123,7 +123,7 @@ def test_what_is_left_out_is_said(page, workdir):
   assert rows["transformer"]["seeds"] == "0"
 
 
-def test_curves_are_promised_only_where_records_are(workdir, tmp_path):
+def test_report_notes_damaged_metrics_records(workdir, tmp_path):
   """Of a damaged file the other lines are drawn, if there are any."""
   folder = tmp_path / "run"
   shutil.copytree(workdir / "transformer", folder)
@@ -138,7 +138,7 @@ def test_curves_are_promised_only_where_records_are(workdir, tmp_path):
   assert page.notes == [f"{path}: lines [1] are damaged."]
 
 
-def test_the_page_is_whole_without_a_network(page, out):
+def test_report_page_loads_nothing_from_the_network(page, out):
   text = (out / "index.html").read_text()
   for figure in (
     figure for section in page.figures.values() for figure in section
@@ -173,7 +173,7 @@ def test_the_page_is_whole_without_a_network(page, out):
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [400, 1600])
-def test_a_browser_opens_it(out, tmp_path, width):
+def test_report_page_fits_the_window_of_a_browser(out, tmp_path, width):
   """All pictures are drawn, nothing is wider than the window, no error."""
   text = (out / "index.html").read_text()
   script = """<script>addEventListener("load", () => {
@@ -223,14 +223,16 @@ def test_a_browser_opens_it(out, tmp_path, width):
     ("--length=64", "there is no run in it"),
   ],
 )
-def test_a_wrong_argument(argument, message, tmp_path):
+def test_report_command_refuses_wrong_arguments(argument, message, tmp_path):
   out = tmp_path / "page"
   with pytest.raises(SystemExit, match=message):
     report_command.main([str(tmp_path), argument, f"--out={out}"])
   assert not out.exists()
 
 
-def test_the_command_without_checkpoints(workdir, tmp_path, capsys):
+def test_report_command_without_checkpoints_draws_training(
+  workdir, tmp_path, capsys
+):
   runs = [str(workdir / name) for name in ("transject", "begun")]
   report_command.main([*runs, f"--out={tmp_path}", "--no_checkpoints"])
   printed, progress = capsys.readouterr()
@@ -246,7 +248,7 @@ BERT = Path(__file__).parents[2] / "models" / "pretrained" / "bert"
 PIECES = "[PAD] [UNK] [CLS] [SEP] this movie is terrible but it has some"
 
 
-def test_a_folder_of_bert_needs_no_run(tmp_path, capsys):
+def test_report_command_reads_a_folder_of_bert_weights(tmp_path, capsys):
   """TransJect, figure 1: distances over layers, and inside each head."""
   folder = tmp_path / "bert"
   shutil.copytree(BERT, folder)

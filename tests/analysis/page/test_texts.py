@@ -9,7 +9,7 @@ from jaxformers.analysis.page import texts
 from jaxformers.data.engine import encodings
 
 
-def test_a_text_is_read_as_its_task_reads_it():
+def test_example_reads_a_text_as_its_task():
   def task(vocabulary, **fields):
     ids_by_word = {name: k for k, name in enumerate(vocabulary)}
 
@@ -48,7 +48,7 @@ def test_a_text_is_read_as_its_task_reads_it():
     texts.example(run, "", 99)
 
 
-def test_letters_are_named_by_their_words():
+def test_name_tokens_names_letters_by_their_words():
   task = types.SimpleNamespace(
     name="bytes",
     image=(),
@@ -87,7 +87,7 @@ def test_letters_are_named_by_their_words():
   assert not texts.spells_words(("<pad>", "MAX", "1"))
 
 
-def test_tokens_are_named_without_their_marks():
+def test_readable_strips_the_marks_of_word_pieces():
   names = ["\u0120the", "##ing", "a", "\u0120movie", "was", "good", "."]
   read = [texts.readable(name) for name in names]
   assert read == ["the", "ing", "a", "movie", "was", "good", "."]

@@ -7,7 +7,7 @@ import pytest
 from jaxformers.analysis.plotting import figures as f
 
 
-def test_a_box_has_the_quartiles_of_what_is_finite():
+def test_draw_boxes_has_quartiles_of_finite_values():
   from matplotlib.figure import Figure
 
   axes = Figure().subplots()
@@ -19,7 +19,7 @@ def test_a_box_has_the_quartiles_of_what_is_finite():
   assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "1"]
 
 
-def test_boxes_of_runs_of_other_depths_stand_in_the_order_of_layers():
+def test_draw_boxes_sorts_layers_of_runs_of_different_depth():
   from matplotlib.figure import Figure
 
   axes = Figure().subplots()
@@ -30,14 +30,14 @@ def test_boxes_of_runs_of_other_depths_stand_in_the_order_of_layers():
   assert shown == ["1", "2", "3", "10", "all"]
 
 
-def test_lines_differ_in_more_than_colour():
+def test_style_differs_in_more_than_colour():
   seen = {tuple(sorted(f.style(k).items())) for k in range(12)}
   assert len(seen) == 12
   assert f.evenly_spaced(range(10), 4) == [0, 3, 6, 9]
   assert f.evenly_spaced([5], 4) == [5]
 
 
-def test_data_in_words():
+def test_describe_data_gives_samples_lengths_and_seeds():
   single = f.describe_data([8], [200], [1])
   assert single == "8 test samples of at most 200 tokens, 1 seed"
   several = f.describe_data([13, 8], [200, 50, 200], [3, 1])
@@ -46,7 +46,7 @@ def test_data_in_words():
   )
 
 
-def test_means_are_of_what_is_there():
+def test_finite_spread_ignores_missing_values():
   assert f.finite_spread([2.0, None, math.nan]) == (
     2.0,
     pytest.approx(math.nan, nan_ok=True),

@@ -85,7 +85,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("kind", sorted(EVERY))
-def test_every_figure_is_a_table_and_pictures(kind, tmp_path):
+def test_every_figure_writes_csv_png_and_svg(kind, tmp_path):
   figure = EVERY[kind]()
   paths = figure.write(tmp_path / "deep" / "folder")
   assert [path.suffix for path in paths] == [".csv", ".png", ".svg"]
@@ -108,7 +108,7 @@ def drawn(figure):
   return canvas
 
 
-def test_lines_are_means_with_bands_of_a_deviation():
+def test_curves_draw_means_with_bands_of_a_deviation():
   rows = [
     ("one", s, "a", x, v) for s, v in ((0, 1.0), (1, 3.0)) for x in (0, 1)
   ]
@@ -122,7 +122,7 @@ def test_lines_are_means_with_bands_of_a_deviation():
   assert axes.get_ylabel() == "A"
 
 
-def test_ratios_that_differ_much_are_on_a_logarithmic_axis():
+def test_over_layers_draws_wide_ratios_on_a_logarithmic_axis():
   def scale(greatest, **options):
     rows = [("one", 0, 0, k, v) for k, v in enumerate((1.0, greatest))]
     figure = p.over_layers(TEXTS, rows, "q", **options)
@@ -132,19 +132,19 @@ def test_ratios_that_differ_much_are_on_a_logarithmic_axis():
   assert scale(20.0) == scale(1.2, ratio=True) == "linear"
 
 
-def test_one_seed_has_no_band():
+def test_curves_of_one_seed_have_no_band():
   rows = lines(seeds=(3,))
   assert not drawn(p.curves(TEXTS, rows, "x", {"a": "A"})).axes[0].collections
 
 
-def test_legends_name_the_lines_of_all_panels():
+def test_curves_legend_names_lines_of_all_panels():
   rows = [("one", 0, "a", 0, 1.0), ("two", 0, "b", 0, 1.0)]
   canvas = drawn(p.curves(TEXTS, rows, "x", {"a": "A", "b": "B"}))
   (legend,) = canvas.legends
   assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
 
 
-def test_labels_are_no_formulas():
+def test_pairs_figure_draws_labels_with_dollar_signs_as_text():
   rows = [("run", r"$\x - y$", k, 1.0, 0.1) for k in range(2)]
   rows += [("run", "_a - b", k, 1.0, 0.1) for k in range(2)]
   figure = p.pairs(TEXTS, rows)
@@ -185,7 +185,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("kind", sorted(LONG))
-def test_no_label_is_clipped(kind):
+def test_every_figure_clips_no_label(kind):
   """None passes the edge of the picture, or the length of its axis."""
   canvas = LONG[kind]().draw()
   box = canvas.get_tightbbox()
@@ -201,7 +201,7 @@ def test_no_label_is_clipped(kind):
     assert label.get_window_extent().height <= 1.02 * room.height
 
 
-def test_maps_carry_tokens_on_their_axes():
+def test_maps_have_tokens_on_their_axes():
   """All of a few, and every k-th of many."""
   rows = [
     ("x", 1, i, j, f"q{i}", f"$k_{j}", 0.5) for i in range(3) for j in range(60)
@@ -212,7 +212,7 @@ def test_maps_carry_tokens_on_their_axes():
   assert axes.get_xticklabels()[1].get_text() == r"\$k_3"
 
 
-def test_a_single_point_has_its_value_and_a_bar_of_its_deviation():
+def test_curves_mark_a_single_point_with_value_and_error_bar():
   rows = [("one", s, "a", 2, v) for s, v in ((0, 1.0), (1, 3.0))]
   rows += [("two", 0, "a", 2, 5.25)]
   # Of a long curve with one number, too.

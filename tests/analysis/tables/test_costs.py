@@ -18,7 +18,7 @@ def at_the_root(monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
 
 
-def test_the_table_marks_who_has_more(capsys):
+def test_costs_marks_models_with_more_parameters_than_the_reference(capsys):
   config = "configs/lra/image.py"
   models_command.main(
     ["--config", config, "--sizes", SIZES, "--models", "transformer,transject"]
@@ -29,7 +29,7 @@ def test_the_table_marks_who_has_more(capsys):
   assert second[1:5] == [" transject ", " 5,640,844 ", " 35.55 ", " NO "]
 
 
-def test_the_page_of_encoders_has_these_costs(capsys):
+def test_costs_are_those_of_the_mixers_page(capsys):
   """For two models; the page has a row for each."""
   models_command.main(
     [
@@ -64,7 +64,7 @@ def test_without_a_config_all_models_are_listed(capsys):
     models_command.main(["--json"])
 
 
-def test_a_matched_transject_keeps_the_rule(capsys):
+def test_costs_of_matched_transject_are_below_the_reference(capsys):
   config = "configs/lra/image.py:size=matched"
   models_command.main(
     ["--config", config, "--sizes", SIZES, "--models", "transject", "--json"]
@@ -73,7 +73,7 @@ def test_a_matched_transject_keeps_the_rule(capsys):
   assert 0.85 < row["relative"] <= 1.0
 
 
-def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
+def test_costs_take_sizes_from_the_prepared_task(tmp_path, capsys, monkeypatch):
   monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path))
   task = tmp_path / "config.py"
   task.write_text(
@@ -119,7 +119,7 @@ def test_images_and_language_models(capsys):
   assert "| local | 305,428 |" in capsys.readouterr().out
 
 
-def test_fields_of_the_config_are_set(capsys):
+def test_costs_obey_config_overrides(capsys):
   arguments = ["--config", "configs/lra/image.py", "--sizes", SIZES]
   arguments += ["--models", "transject", "--json"]
   fields = ["--config.model.num_layers=1", "--config.model.mixer.num_experts=1"]
@@ -161,7 +161,7 @@ def test_the_counts_of_table_3(capsys):
     (["--sizes", "image=32x32"], "write image=224x224x3"),
   ],
 )
-def test_a_wrong_argument(arguments, message):
+def test_costs_refuses_wrong_arguments(arguments, message):
   arguments = ["--config", "configs/lra/image.py", *arguments]
   with pytest.raises(SystemExit, match=message):
     models_command.main(arguments)

@@ -55,7 +55,7 @@ def grid():
   ]
 
 
-def test_depths_of_equal_parameters_are_set_against_each_other():
+def test_depth_pairs_compare_depths_of_equal_parameters():
   points = depth.select_points(grid())
   assert [(p.num_layers, p.d_model) for p in points] == [
     (6, 128),
@@ -85,7 +85,7 @@ def test_depths_of_equal_parameters_are_set_against_each_other():
   assert "320 tokens, 2 epochs." in text
 
 
-def test_the_tuned_rate_counts():
+def test_select_points_takes_the_tuned_learning_rate():
   """The one with most seeds, then the best on the selection split."""
   others = [
     run(6, 128, 0, 1.0, rate=3e-3),  # Better, but tried with one seed.
@@ -108,7 +108,7 @@ def test_the_tuned_rate_counts():
   assert "d = 128: learning rate 0.003 scored better" in text
 
 
-def test_wider_can_be_better_and_one_seed_is_none():
+def test_depth_pairs_verdict_is_wider_or_undecided_for_one_seed():
   runs = [run(6, 128, s, 4 + s / 100) for s in (0, 1)]
   runs += [run(12, 90, s, 5.5 + s / 100) for s in (0, 1)]
   (pair,) = depth.pairs(depth.select_points(runs))
@@ -121,7 +121,7 @@ def test_wider_can_be_better_and_one_seed_is_none():
   )
 
 
-def test_what_cannot_be_compared():
+def test_select_points_refuses_runs_of_different_fields():
   with pytest.raises(ValueError, match=r"compared.*\n  total_steps: 10, 20"):
     depth.select_points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
   other = run(24, 64, 0, 5.0)
@@ -132,7 +132,7 @@ def test_what_cannot_be_compared():
     depth.select_points([{"task": "listops", "metric": "accuracy"}])
 
 
-def test_nearly_equal_sizes_are_one_place():
+def test_select_points_groups_nearly_equal_parameters():
   """12 x 12 x 256^2 is 1.2 % more than what stands beside it."""
   shapes = ((6, 360), (12, 256), (24, 180))
   points = depth.select_points([run(*shape, 0, 5.0) for shape in shapes])
@@ -146,7 +146,7 @@ def test_nearly_equal_sizes_are_one_place():
   assert pairs == [(6, 12), (6, 24), (12, 24)]
 
 
-def test_the_command(tmp_path, capsys):
+def test_depth_command_prints_a_table_and_draws_a_figure(tmp_path, capsys):
   for number, result in enumerate(grid()):
     folder = tmp_path / "runs" / f"cell_{number % 3}" / f"rate/seed_{number}"
     folder.mkdir(parents=True)

@@ -5,7 +5,7 @@ from jaxformers.analysis.tables import papers
 from jaxformers.tasks import TASKS
 
 
-def test_the_tables_are_of_our_tasks_and_models():
+def test_paper_tables_name_registered_tasks_and_models():
   for table in papers.TABLES:
     assert {column.task for column in table.columns} <= {*TASKS}
     assert {len(row) for row in table.scores.values()} == {len(table.columns)}

@@ -59,13 +59,13 @@ def scored(command, scores, examples=10, step=1, split="test", **how):
     (papers.STATE_SPACES, {"s5": 87.5, "mega": 88.2}),
   ],
 )
-def test_averages_are_the_papers(table, averages):
+def test_table_averages_are_those_of_the_papers(table, averages):
   filled = p.fill(table, [])
   found = {row.name: p._average(row, table)[0] for row in filled.rows}
   assert averages == {name: float(found[name]) for name in averages}
 
 
-def test_a_difference_is_in_standard_errors_of_seeds_and_examples():
+def test_score_difference_is_in_standard_errors_of_seeds_and_examples():
   score = p.Score(40.0, 1.2, 3, 2_000)
   gap, errors = score.difference(38.0)
   assert gap == 2
@@ -80,7 +80,7 @@ def test_a_difference_is_in_standard_errors_of_seeds_and_examples():
   assert math.isnan(p.Score(30.0, math.nan, 1, 0).difference(31.0)[1])
 
 
-def test_rows_are_theirs_with_ours_beside_them():
+def test_fill_keeps_published_rows_with_ours_beside_them():
   runs = [
     *(run("listops", "transject", s, a) for s, a in enumerate((0.4, 0.42))),
     run("text", "transject", 0, 0.65),
@@ -123,7 +123,7 @@ def test_rows_are_theirs_with_ours_beside_them():
   assert names == ["transject_2"]
 
 
-def test_all_tasks_of_a_model_share_its_row_and_have_an_average():
+def test_fill_puts_all_tasks_of_a_model_in_one_row():
   long = ("listops", "text", "retrieval", "image", "pathfinder")
   runs = [run(task, "skyformer", 0, 0.5) for task in long]
   filled = p.fill(papers.TRANSJECT_2, runs)
@@ -162,7 +162,7 @@ def test_all_tasks_of_a_model_share_its_row_and_have_an_average():
     ("listops", {}, {"pretrained": "runs/a"}, "begins with trained weights"),
   ],
 )
-def test_scores_on_other_test_examples_have_no_difference(
+def test_fill_shows_no_difference_for_other_test_examples(
   task, options, fields, reason
 ):
   other = run(task, "transject", 0, 0.8) | fields
@@ -179,12 +179,12 @@ def test_scores_on_other_test_examples_have_no_difference(
   assert reason in note
 
 
-def test_baselines_compare_under_skyformers_protocol_too():
+def test_fill_compares_baselines_under_skyformers_protocol():
   runs = [run("listops", "bigbird", 0, 0.4, protocol="skyformer")]
   assert "40.0 (+0.7, 0.5 s.e.)" in p.markdown(p.fill(papers.TRANSJECT_2, runs))
 
 
-def test_a_run_is_shown_in_the_tables_in_which_it_compares():
+def test_tables_show_a_run_only_where_it_compares():
   def shown(protocol):
     runs = [run("listops", "performer", 0, 0.3, protocol=protocol)]
     return [filled.table.name for filled in p.tables(runs).values()]
@@ -194,7 +194,7 @@ def test_a_run_is_shown_in_the_tables_in_which_it_compares():
   assert shown("jaxformers") == ["transject_2"]  # With the reason.
 
 
-def test_rows_of_neutreno_follow_from_the_fields():
+def test_neutreno_rows_follow_from_config_fields():
   def image(model, **fields):
     made = run("imagenet2012", model, 0, 0.7, d_model=192)
     made["config"]["model"]["mixer"] = fields
@@ -229,7 +229,7 @@ def test_rows_of_neutreno_follow_from_the_fields():
   assert "wikitext-2, not 103" in note
 
 
-def test_the_command(tmp_path, capsys):
+def test_published_command_prints_markdown_and_latex(tmp_path, capsys):
   folder = tmp_path / "run"
   folder.mkdir()
   write = functools.partial(workdirs.write, folder, "results.json")
@@ -264,7 +264,7 @@ SLIDING = {"stride": 480, "scales": [1.0], "flip": False}
 SS, MS = (column.title for column in papers.MEAN_IOUS)
 
 
-def test_a_crop_is_not_windows_that_slide():
+def test_score_of_a_crop_is_marked_beside_sliding_windows():
   """The score of a run, and the two of `segmentation`."""
   result = scenes()
   crop = score_of(papers.NEUTRENO_2, [result], "neutreno", SS)
@@ -290,7 +290,7 @@ def test_a_crop_is_not_windows_that_slide():
   assert score_of(papers.NEUTRENO_2, [result], "neutreno", MS) is None
 
 
-def test_windows_side_by_side_are_not_a_window_that_moves_by_a_word():
+def test_score_of_adjacent_windows_is_marked_beside_stride_1():
   result = run("language", "neutreno", 0, 0.0, protocol="jaxformers")
   result |= {"perplexity": 40.0, "max_len": 256, "scored": {"stride": 256}}
   result["data"] = {"source": "wikitext-103"}
@@ -319,7 +319,7 @@ def test_windows_side_by_side_are_not_a_window_that_moves_by_a_word():
     ({"mixer": {"num_experts": 4}}, ""),
   ],
 )
-def test_training_length_and_experts_are_compared(fields, reason):
+def test_score_mismatch_names_training_length_and_experts(fields, reason):
   result = run("imdb", "transject", 0, 0.8)
   result["config"]["model"] |= {"mixer": fields.pop("mixer", {})}
   result["config"] |= fields
@@ -329,12 +329,12 @@ def test_training_length_and_experts_are_compared(fields, reason):
   )
 
 
-def test_a_segmenter_begins_with_a_trained_encoder():
+def test_score_mismatch_names_a_segmenter_without_pretrained_encoder():
   score = score_of(papers.NEUTRENO_2, [scenes(pretrained="")], "neutreno", SS)
   assert "begins without trained weights" in score.mismatch
 
 
-def test_a_lambda_is_compared_with_its_number():
+def test_fill_compares_each_lambda_with_its_own_row():
   """Table 13; table 2 has only 0.6."""
   result = [scenes(fidelity=at) for at in (0.1, 0.6, 2.0)]
   for one in result:
@@ -368,7 +368,7 @@ def test_a_lambda_is_compared_with_its_number():
   assert reasons == {"", "fidelity=0.1, not 0.6", "fidelity=2.0, not 0.6"}
 
 
-def test_scores_of_images_come_from_their_commands():
+def test_fill_takes_image_scores_from_their_commands():
   """Tables 4, 8 and 12."""
   result = run("imagenet2012", "transformer", 0, 0.7, d_model=192)
   result["scores"] = [
@@ -396,7 +396,7 @@ def test_scores_of_images_come_from_their_commands():
   assert "| 76.8 | 75.0 (-1.8, 2.9 s.e.) |" in text
 
 
-def test_letters_of_tex_are_printed():
+def test_latex_escapes_special_letters():
   assert r"50 % & a_b #1 $x$ {c}".translate(p._TEX) == (
     r"50 \% \& a\_b \#1 \$x\$ \{c\}"
   )

@@ -23,7 +23,7 @@ def write(folder, seed, accuracy, **config):
   workdirs.write(folder, "results.json", content)
 
 
-def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
+def test_summarise_averages_seeds_and_separates_recipes(tmp_path):
   for seed, accuracy in enumerate((0.30, 0.34, 0.35)):
     write(tmp_path / "a" / f"seed_{seed}", seed, accuracy)
   write(tmp_path / "b", 0, 0.5, batch_size=64)
@@ -39,7 +39,7 @@ def test_seeds_are_averaged_and_recipes_kept_apart(tmp_path):
   assert "lra, 1999 long, generated" in text
 
 
-def test_every_metric_has_a_table(tmp_path):
+def test_results_markdown_has_a_table_for_every_metric(tmp_path):
   write(tmp_path / "a", 0, 0.3)
   write(tmp_path / "b", 0, 0.0, batch_size=2)
   content = workdirs.read_results(tmp_path / "b")
@@ -55,7 +55,7 @@ def test_every_metric_has_a_table(tmp_path):
   assert "unigram 654.2" in second
 
 
-def test_the_same_seed_counts_once(tmp_path):
+def test_summarise_counts_a_seed_once(tmp_path):
   for name in ("a", "b"):
     write(tmp_path / name, 0, 0.3)
   (row,) = results.summarise(
@@ -64,7 +64,7 @@ def test_the_same_seed_counts_once(tmp_path):
   assert row["seeds"] == "0"
 
 
-def test_the_command(tmp_path, capsys):
+def test_results_command_prints_a_table(tmp_path, capsys):
   write(tmp_path / "a", 0, 0.3)
   results_command.main([str(tmp_path / "a")])
   assert capsys.readouterr().out.startswith("| task | protocol |")
@@ -72,7 +72,7 @@ def test_the_command(tmp_path, capsys):
     results_command.main([str(tmp_path / "a" / "b")])
 
 
-def test_settings_are_named_and_their_spread_is_shown(tmp_path):
+def test_over_settings_names_settings_and_their_spread(tmp_path):
   """As in TransJect's figure 3: each setting counts by its mean over seeds."""
   model = {"name": "transject", "num_layers": 2, "d_model": 32, "mixer": {}}
   for experts, scores in {1: (0.30, 0.32), 4: (0.35,), 8: (0.40,)}.items():
@@ -107,12 +107,12 @@ def test_settings_are_named_and_their_spread_is_shown(tmp_path):
     ({"authors_checksum": None}, "lra, 9 long, archive of unknown checksum"),
   ],
 )
-def test_the_protocol_says_what_is_known_of_the_data(data, shown):
+def test_describe_protocol_names_the_data(data, shown):
   result = {"protocol": "lra", "max_len": 9, "data": data}
   assert results.describe_protocol(result) == shown
 
 
-def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
+def test_summarise_separates_tasks_in_memory_of_one_name(tmp_path):
   """Examples in Python have one name, and settings belong to one task."""
   for k, accuracy in enumerate((0.95, 0.485)):
     write(tmp_path / str(k), 0, accuracy)
@@ -128,7 +128,7 @@ def test_own_tasks_of_one_name_are_not_averaged(tmp_path):
   assert all("generated, data " in row["protocol"] for row in rows)
 
 
-def test_steps_are_shown_and_rows_that_differ_are_named(tmp_path):
+def test_results_markdown_shows_steps_and_notes_rows_that_differ(tmp_path):
   write(tmp_path / "a", 0, 0.3, total_steps=2_400, batch_size=32)
   write(tmp_path / "b", 0, 0.4, total_steps=1_000, batch_size=8)
   rows = results.summarise(results.read_runs([tmp_path]))

@@ -11,7 +11,7 @@ from jaxformers.foundations import workdirs
 from tests import results as made
 
 
-def test_labels_say_what_differs():
+def test_group_by_recipe_labels_say_what_differs():
   def record(name, seed=0, **config):
     model = {"name": "local", "num_layers": 2} | config
     content = {"seed": seed, "task": {"name": name}, "model": model}
@@ -28,7 +28,7 @@ def test_labels_say_what_differs():
   assert labels == ["text local", "image local"]
 
 
-def test_every_recipe_has_a_label_of_its_own():
+def test_group_by_recipe_labels_are_unique():
   """Also those that differ in more than three fields, all of seed_0."""
 
   def record(rate, depth, width, mlp_dim, folder="seed_0"):
@@ -76,7 +76,9 @@ def test_every_recipe_has_a_label_of_its_own():
     ("config", "{", "config.json cannot be read as JSON"),
   ],
 )
-def test_what_is_no_run_is_named(name, content, message, tmp_path):
+def test_discover_notes_folders_that_are_no_runs(
+  name, content, message, tmp_path
+):
   (tmp_path / "checkpoints" / "one").mkdir(parents=True)
   if content.startswith("{") and len(content) > 1:  # As if written here.
     content = json.dumps(workdirs.with_digest(json.loads(content)))
@@ -91,7 +93,7 @@ def test_what_is_no_run_is_named(name, content, message, tmp_path):
   ]
 
 
-def test_a_curve_that_is_not_whole_is_told(tmp_path):
+def test_run_record_reports_an_incomplete_curve(tmp_path):
   path = tmp_path / "metrics.jsonl"
   lines = [workdirs.metrics_line(step, {"x": 0.5}) for step in (1, 2)]
   path.write_text("".join(lines))
@@ -111,7 +113,7 @@ def test_a_curve_that_is_not_whole_is_told(tmp_path):
   assert record().metrics == []
 
 
-def test_curves_are_read_once(tmp_path, monkeypatch):
+def test_run_record_reads_curves_once(tmp_path, monkeypatch):
   reads = []
   read = workdirs.read_metrics
   monkeypatch.setattr(
@@ -123,7 +125,7 @@ def test_curves_are_read_once(tmp_path, monkeypatch):
   assert reads == [tmp_path]
 
 
-def test_results_of_another_config_are_left_out_and_named(tmp_path):
+def test_discover_leaves_out_results_of_another_config(tmp_path):
   """The others of their page stay."""
   for name in "ab":
     config = {"seed": 0, "task": {"name": name}, "model": {"name": "local"}}
@@ -142,7 +144,7 @@ def result(task, config):
   return made.make(config, task=task, model="local")
 
 
-def test_own_tasks_of_one_name_share_no_line():
+def test_by_size_separates_tasks_in_memory_of_one_name():
   def record(data, depth):
     model = {"name": "local", "num_layers": depth}
     config = {"seed": 0, "task": {"name": "arrays"}, "model": model}
@@ -156,7 +158,7 @@ def test_own_tasks_of_one_name_share_no_line():
   assert all(line.startswith("arrays local, data ") for line in lines)
 
 
-def test_heads_and_dropout_are_sizes():
+def test_by_size_treats_heads_and_dropout_as_sizes():
   """Rates that differ together are a size; those that differ apart are not."""
 
   def record(num_heads=2, rate=0.1, attention=None):

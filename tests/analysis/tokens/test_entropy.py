@@ -27,7 +27,9 @@ NORMAL = [
 
 
 @pytest.mark.parametrize(("n", "estimator", "want", "tolerance"), NORMAL)
-def test_a_normal_sample(n, estimator, want, tolerance):
+def test_entropy_of_normal_samples_is_near_the_exact_value(
+  n, estimator, want, tolerance
+):
   rows = {64: 200, 512: 100, 4096: 20}[n] // (10 if estimator == "kde" else 1)
   x = np.random.default_rng(1).normal(size=(rows, n))
   estimate = e.entropy(x, estimator)
@@ -39,14 +41,14 @@ def test_a_normal_sample(n, estimator, want, tolerance):
   ("n", "estimator", "want"),
   [(64, "vasicek", 1.280), (512, "vasicek", 1.401), (64, "ebrahimi", 1.368)],
 )
-def test_what_few_normal_values_would_give(n, estimator, want):
+def test_normal_is_the_biased_entropy_of_few_normal_samples(n, estimator, want):
   # At the sample's own deviation, whose logarithm is below 0 in the mean.
   want += 1 / (2 * (n - 1))
   assert e.normal(n, estimator) == pytest.approx(want, abs=0.006)
 
 
 @pytest.mark.parametrize("estimator", sorted(e.ESTIMATORS))
-def test_scale_adds_its_logarithm_and_place_nothing(estimator):
+def test_entropy_adds_log_of_scale_and_ignores_location(estimator):
   x = np.random.default_rng(0).gamma(2.0, size=(3, 100))
   plain, scaled = e.entropy(x, estimator), e.entropy(7 * x - 50, estimator)
   np.testing.assert_allclose(
@@ -57,7 +59,7 @@ def test_scale_adds_its_logarithm_and_place_nothing(estimator):
 
 
 @pytest.mark.parametrize("estimator", ["ebrahimi", "kde", "nearest", "vasicek"])
-def test_other_distributions(estimator):
+def test_entropy_of_uniform_and_laplace_samples(estimator):
   rng = np.random.default_rng(0)
   # Uniform on [0, 3]: log 3. Laplace of scale 1: 1 + log 2.
   uniform = e.entropy(rng.uniform(0, 3, (4, 800)), estimator).entropy.mean()
@@ -70,7 +72,7 @@ def test_other_distributions(estimator):
   assert control == pytest.approx(e.GAUSSIAN + math.log(2) / 2, abs=0.06)
 
 
-def test_the_nearest_neighbour_is_that_of_a_tree():
+def test_nearest_neighbour_entropy_matches_a_kd_tree():
   x = np.random.default_rng(2).normal(size=(1, 50))
   for k in (1, 3, 5):
     eps = scipy.spatial.KDTree(x.T).query(x.T, k + 1)[0][:, k]
@@ -79,7 +81,7 @@ def test_the_nearest_neighbour_is_that_of_a_tree():
     assert e.nearest(x, k)[0] == pytest.approx(want)
 
 
-def test_the_kernel_density_is_scipys_without_the_point():
+def test_kde_entropy_is_scipys_leave_one_out():
   x = np.random.default_rng(3).normal(size=30)
   logs = []
   for i in range(30):
@@ -90,7 +92,7 @@ def test_the_kernel_density_is_scipys_without_the_point():
 
 
 @pytest.mark.parametrize("estimator", sorted(e.ESTIMATORS))
-def test_equal_values_are_minus_infinity_and_are_left_out(estimator):
+def test_entropy_of_equal_values_is_left_out_of_the_summary(estimator):
   rows = np.stack([np.ones(40), np.random.default_rng(0).normal(size=40)])
   estimates = e.entropy(rows, estimator)
   assert estimates.entropy[0] == -np.inf
@@ -102,7 +104,7 @@ def test_equal_values_are_minus_infinity_and_are_left_out(estimator):
 
 
 @pytest.mark.parametrize("axis", e.AXES)
-def test_padding_is_not_read(axis):
+def test_of_tokens_reads_no_padding(axis):
   rng = np.random.default_rng(0)
   x = rng.normal(size=(3, 20, 16))
   mask = np.arange(20) < np.array([[20], [9], [3]])
@@ -118,7 +120,7 @@ def test_padding_is_not_read(axis):
   )
 
 
-def test_what_has_no_entropy():
+def test_entropy_refuses_too_few_values():
   with pytest.raises(ValueError, match="7 values are too few"):
     e.entropy(np.arange(7.0))
   with pytest.raises(ValueError, match="'shannon'.*vasicek"):

@@ -46,7 +46,7 @@ def lanczos(matrices, steps, seed=0):
   return start, list(map(isometry.quadrature, *(x.T for x in diagonals)))
 
 
-def test_as_many_steps_as_rows_find_all_singular_values():
+def test_lanczos_finds_all_singular_values_in_as_many_steps_as_rows():
   with jax.enable_x64(True):
     matrices = np.random.default_rng(1).normal(size=(3, 10, 10))
     start, spectra = lanczos(matrices, 10)
@@ -64,7 +64,7 @@ def test_as_many_steps_as_rows_find_all_singular_values():
     assert extremes[1] <= high * (1 + 1e-12)
 
 
-def test_an_orthogonal_map_has_singular_values_of_one():
+def test_lanczos_of_an_orthogonal_map_finds_ones():
   """Also where the first step has already found all there is."""
   q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 8, 8)))
   for spectrum in [*map(isometry.decompose, q), *lanczos(q, 5)[1]]:
@@ -72,7 +72,7 @@ def test_an_orthogonal_map_has_singular_values_of_one():
     assert spectrum.root_mean_square() == pytest.approx(1, rel=1e-5)
 
 
-def test_quantiles_are_of_the_shares():
+def test_spectrum_quantiles_weight_values_by_their_share():
   spectrum = isometry.join(
     [
       isometry.Spectrum(np.array([1.0, 3.0]), np.array([0.9, 0.1])),
@@ -84,7 +84,7 @@ def test_quantiles_are_of_the_shares():
   assert spectrum.root_mean_square() == pytest.approx((0.45 + 2 + 0.45) ** 0.5)
 
 
-def test_the_jacobian_is_that_of_the_tokens():
+def test_measure_spectra_matches_the_jacobian_of_the_tokens():
   """By layer with what is carried held fixed, and of all with it moving."""
   model, params = build("neutreno", mixer={"num_heads": 2, "fidelity": 0.9})
   spectra = isometry.measure_spectra(model, params, IDS)
@@ -136,7 +136,7 @@ def test_the_jacobian_is_that_of_the_tokens():
       )
 
 
-def test_a_rezero_start_is_an_isometry():
+def test_measure_spectra_of_untrained_rezero_is_one():
   """And coupled, looped or in half precision it is the same encoder."""
   options = {"memory": "reversible", "dtype": "bfloat16"}
   spectra = isometry.measure_spectra(*build("transject", **options), IDS)
@@ -147,7 +147,7 @@ def test_a_rezero_start_is_an_isometry():
       np.testing.assert_allclose(spectrum.values, 1, rtol=1e-5)
 
 
-def test_random_transject_is_within_its_certificate():
+def test_measure_spectra_of_random_transject_lie_within_the_certificate():
   options = {"alpha": 3.0, "mixer": {"gating": "certified"}}
   model, params = build("random_transject", **options)
   measured = lipschitz.measure_factors(model, params, [IDS])
@@ -164,7 +164,7 @@ def test_random_transject_is_within_its_certificate():
 
 
 @pytest.mark.parametrize("name", long_except(("lru",), sorted(models.MODELS)))
-def test_every_encoder_has_singular_values(name):
+def test_measure_spectra_of_every_encoder_are_finite(name):
   """Those that differentiate themselves in reverse only, too."""
   mixer = small_sizes(models.MODELS[name].mixer)
   model, params = build(name, d_model=16, max_len=17, mixer=mixer)
@@ -174,7 +174,9 @@ def test_every_encoder_has_singular_values(name):
     assert spectrum.values[-1] > 0
 
 
-def test_the_command(monkeypatch, tmp_path, capsys):
+def test_isometry_command_prints_a_table_of_layers(
+  monkeypatch, tmp_path, capsys
+):
   model, params = build("transject", num_layers=2)
   run = types.SimpleNamespace(
     model=model,

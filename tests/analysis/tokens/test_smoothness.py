@@ -27,7 +27,7 @@ def rows(w):
   return w / w.sum(-1, keepdims=True)
 
 
-def test_similarity_is_the_mean_cosine_of_all_pairs_of_tokens():
+def test_cosine_similarity_is_the_mean_over_all_pairs_of_tokens():
   x = normal(0, 3, 7, 5).at[0, 2].set(0)
   mask = jnp.arange(7)[None] < jnp.array([[7], [4], [1]])
   similarity = s.cosine_similarity(x, mask)
@@ -43,7 +43,7 @@ def test_similarity_is_the_mean_cosine_of_all_pairs_of_tokens():
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_functional_and_its_gradient(symmetric):
+def test_functional_and_gradient_match_autodiff(symmetric):
   v, w = normal(0, 6, 3), weights(1, 6, symmetric)
   far = np.square(np.asarray(v)[:, None] - np.asarray(v)[None]).sum(-1)
   np.testing.assert_allclose(
@@ -60,7 +60,7 @@ def test_the_functional_and_its_gradient(symmetric):
   )
 
 
-def test_an_euler_step_is_symmetric_attention_and_the_term():
+def test_step_is_symmetric_attention_plus_fidelity():
   v, first, k = normal(0, 6, 3), normal(1, 6, 3), normal(2, 6, 4)
   mask = jnp.ones(6, bool)
   attention = s.attention_weights(k, k, mask) @ v
@@ -75,13 +75,13 @@ def test_an_euler_step_is_symmetric_attention_and_the_term():
   np.testing.assert_allclose(s.step(v, w), want, atol=1e-12)
 
 
-def test_steps_make_tokens_smoother():
+def test_step_lowers_the_functional():
   for seed in range(20):
     v, w = normal(seed, 8, 3), weights(seed, 8)
     assert s.functional(s.step(v, w), w) < s.functional(v, w)
 
 
-def test_attention_applied_again_and_again_forgets_the_tokens():
+def test_stationary_is_the_limit_of_repeated_attention():
   k, v = normal(0, 7, 4), normal(1, 7, 3)
   scores = k @ k.T / 2
   a, pi = rows(jnp.exp(scores)), s.stationary(scores)
@@ -92,9 +92,7 @@ def test_attention_applied_again_and_again_forgets_the_tokens():
 
 
 @pytest.mark.parametrize(("fidelity", "converges"), [(0.6, True), (1.2, False)])
-def test_with_the_term_it_does_not_become_constant_or_it_diverges(
-  fidelity, converges
-):
+def test_limit_with_fidelity_is_not_constant_or_diverges(fidelity, converges):
   a, first = rows(weights(0, 7, symmetric=True)), normal(1, 7, 3)
   u = first
   for _ in range(400):
@@ -107,7 +105,7 @@ def test_with_the_term_it_does_not_become_constant_or_it_diverges(
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 0.4])
-def test_the_flow_is_the_integral_of_the_gradient(fidelity):
+def test_flow_is_the_integral_of_the_gradient(fidelity):
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 
   def slope(_, flat):
@@ -129,12 +127,12 @@ def test_the_flow_is_the_integral_of_the_gradient(fidelity):
   assert constant == (fidelity == 0)
 
 
-def test_a_fidelity_is_to_something():
+def test_flow_refuses_fidelity_without_first_values():
   with pytest.raises(ValueError, match=r"fidelity=0.4 .*: give `first`"):
     s.flow(normal(0, 6, 3), weights(2, 6), 1.0, 0.4)
 
 
-def test_energy_never_rises_along_the_flow():
+def test_flow_never_raises_the_functional():
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 
   def energy(u):
@@ -149,7 +147,7 @@ def test_energy_never_rises_along_the_flow():
   np.testing.assert_allclose(many[7], s.flow(u, w, times[7], 0.4, first))
 
 
-def test_a_causal_token_is_like_those_before_it():
+def test_attention_weights_of_causal_tokens_equal_those_of_prefixes():
   q, k = normal(0, 5, 4), normal(1, 5, 4)
   causal_weights = s.attention_weights(q, k, jnp.ones(5, bool), causal=True)
   np.testing.assert_allclose(causal_weights, np.tril(causal_weights), atol=0)
@@ -157,7 +155,7 @@ def test_a_causal_token_is_like_those_before_it():
   np.testing.assert_allclose(causal_weights[2, :3], want, atol=1e-12)
 
 
-def test_the_cosine_of_gradients():
+def test_gradient_cosine_is_the_mean_cosine_of_gradients():
   v, a = normal(0, 6, 3), rows(weights(1, 6))
   mask = jnp.ones(6, bool)
   np.testing.assert_allclose(s.gradient_cosine(v, a, a, mask), 1, atol=1e-12)
@@ -197,7 +195,7 @@ def plain_cosine(q, k, v, causal=False):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 16, 20, 40])
-def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
+def test_gradient_cosine_is_exact_for_nearly_diagonal_weights(length, causal):
   """In float32, where almost all of a row's weight is on the diagonal."""
   q, k, v = long_keys(length)
   q = k + 0.1 * q
@@ -218,7 +216,7 @@ def test_slopes_of_tokens_that_attend_to_themselves(length, causal):
 
 
 @pytest.mark.parametrize("spread", [1e-2, 1e-4])
-def test_tokens_that_are_nearly_alike(spread):
+def test_gradient_cosine_is_exact_for_nearly_equal_tokens(spread):
   """In float32, beside what all of them share."""
   q, k, noise = long_keys(4)
   v = jnp.asarray(np.float32(normal(3, 1, 64) + spread * noise), float)
@@ -235,7 +233,7 @@ def test_tokens_that_are_nearly_alike(spread):
     np.testing.assert_allclose(measured, cosine, atol=1e-4)
 
 
-def test_tokens_without_a_slope_are_left_out():
+def test_gradient_cosine_leaves_out_zero_gradients():
   v, w = normal(0, 5, 3), rows(weights(1, 5))
   nothing = w.at[0].set(0)
   mask = jnp.ones(5, bool)
@@ -246,7 +244,7 @@ def test_tokens_without_a_slope_are_left_out():
 
 
 @pytest.mark.parametrize("length", [1, 20, 27, 60])
-def test_the_functional_of_long_keys_does_not_overflow(length):
+def test_log_functional_kernel_of_long_keys_does_not_overflow(length):
   _, k, v = long_keys(length)
   mask = jnp.arange(197) < 150
   want = s.log_functional_kernel(v, k, mask)
@@ -263,14 +261,14 @@ def test_the_functional_of_long_keys_does_not_overflow(length):
   assert alone == -np.inf
 
 
-def test_redundancy_of_heads():
+def test_head_redundancy_is_the_mean_similarity_of_maps():
   w = jnp.stack([rows(weights(i, 5)) for i in range(2)])
   np.testing.assert_allclose(s.head_redundancy(w, 3 * w), 1, atol=1e-12)
   want = (w[0] * w[1]).sum() / (jnp.linalg.norm(w[0]) * jnp.linalg.norm(w[1]))
   np.testing.assert_allclose(s.head_redundancy(w, w[::-1]), want, atol=1e-12)
 
 
-def test_weights_leave_padding_out():
+def test_attention_weights_of_padding_are_zero():
   q, k = normal(0, 2, 5, 4), normal(1, 2, 5, 4)
   mask = jnp.arange(5)[None] < jnp.array([[5], [3]])
   w = s.attention_weights(q, k, mask)

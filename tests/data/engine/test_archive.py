@@ -18,18 +18,18 @@ def read(path, max_bytes=1 << 20, **options):
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_every_compression_is_told_by_content(tmp_path, mode):
+def test_read_detects_compression_by_content(tmp_path, mode):
   path = write_tar(tmp_path / "release.gz", FILES, mode=mode)
   assert read(path) == FILES
   only = read(path, wanted=lambda name: name.endswith("two.txt"))
   assert only == {"a/b/two.txt": b"2"}
 
 
-def test_a_folder_is_read_as_an_archive(tmp_path):
+def test_read_of_a_folder_is_that_of_an_archive(tmp_path):
   assert read(write_folder(tmp_path / "x", FILES)) == FILES
 
 
-def test_a_single_file_is_its_own_member(tmp_path):
+def test_read_of_a_single_file_is_its_own_member(tmp_path):
   (tmp_path / "test.csv").write_bytes(b"1,2")
   assert read(tmp_path / "test.csv") == {"test.csv": b"1,2"}
   with pytest.raises(ValueError, match="neither a tar nor"):
@@ -70,7 +70,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", sorted(HOSTILE))
-def test_what_leads_out_is_refused(tmp_path, case):
+def test_read_refuses_members_outside_the_archive(tmp_path, case):
   files, links = HOSTILE[case]
   path = write_tar(tmp_path / "a.tar.gz", {**FILES, **files}, links)
   with pytest.raises(ValueError, match="was refused, nothing was kept"):
@@ -134,9 +134,7 @@ def test_holes_are_refused(tmp_path, version):
   ("kind", "target"),
   [(tarfile.SYMTYPE, "../one.txt"), (tarfile.LNKTYPE, "a/one.txt")],
 )
-def test_a_link_is_passed_over_unless_its_content_is_wanted(
-  tmp_path, kind, target
-):
+def test_read_skips_links_unless_wanted(tmp_path, kind, target):
   links = [("a/b/link", target, kind)]
   path = write_tar(tmp_path / "a.tar.gz", FILES, links)
   assert read(path, wanted=lambda name: name != "a/b/link") == FILES
@@ -144,7 +142,7 @@ def test_a_link_is_passed_over_unless_its_content_is_wanted(
     read(path)
 
 
-def test_a_link_out_of_a_folder_is_refused(tmp_path):
+def test_read_refuses_a_link_out_of_a_folder(tmp_path):
   folder = write_folder(tmp_path / "x", FILES)
   (tmp_path / "secret.txt").write_text("secret")
   os.symlink(tmp_path / "secret.txt", folder / "a" / "link.txt")
@@ -152,7 +150,7 @@ def test_a_link_out_of_a_folder_is_refused(tmp_path):
     read(folder)
 
 
-def test_bombs_are_refused_before_they_go_off(tmp_path):
+def test_read_refuses_bombs_before_unpacking(tmp_path):
   path = write_tar(tmp_path / "a.tar.gz", {"zeros": bytes(1 << 24)})
   assert path.stat().st_size < 1 << 17
   with pytest.raises(ValueError, match="unpacks to more"):
@@ -179,7 +177,7 @@ def test_bombs_are_refused_before_they_go_off(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz", "w"])
-def test_what_is_cut_short_is_refused(tmp_path, mode):
+def test_read_refuses_a_truncated_archive(tmp_path, mode):
   content = {"a": os.urandom(50_000), "b": os.urandom(50_000)}
   path = write_tar(tmp_path / "a.tar", content, mode=mode)
   complete = path.read_bytes()
@@ -215,7 +213,7 @@ def outcomes(path, changes):
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
-def test_a_flipped_bit_is_refused_or_harmless(tmp_path, mode):
+def test_read_detects_flipped_bits_or_gives_the_same_files(tmp_path, mode):
   files = many_files()
   path = write_tar(tmp_path / "a.tar", files, mode=mode)
   sound = path.read_bytes()
@@ -234,7 +232,7 @@ def test_a_flipped_bit_is_refused_or_harmless(tmp_path, mode):
   assert outcomes(path, map(flipped, header)) == [files] * len(header)
 
 
-def test_a_damaged_header_is_refused(tmp_path):
+def test_read_refuses_a_damaged_tar_header(tmp_path):
   """A plain tar has no checksum but that of every header."""
   files = many_files()
   path = write_tar(tmp_path / "a.tar", files, mode="w")
@@ -258,7 +256,7 @@ def test_a_damaged_header_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
-def test_a_cut_is_refused_or_of_padding(tmp_path, mode):
+def test_read_refuses_every_cut_but_of_padding(tmp_path, mode):
   files = many_files()
   path = write_tar(tmp_path / "a.tar", files, mode=mode)
   sound = path.read_bytes()
@@ -273,7 +271,7 @@ def test_a_cut_is_refused_or_of_padding(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_what_may_follow_an_archive(tmp_path, mode):
+def test_read_allows_only_zeros_after_an_archive(tmp_path, mode):
   path = write_tar(tmp_path / "a.tar", FILES, mode=mode)
   sound = path.read_bytes()
   assert outcomes(path, [sound, sound + bytes(4_096)]) == [FILES, FILES]
@@ -283,7 +281,7 @@ def test_what_may_follow_an_archive(tmp_path, mode):
   assert results == [None] * len(following)
 
 
-def test_two_files_of_a_name_are_refused(tmp_path):
+def test_read_refuses_two_files_of_a_name(tmp_path):
   path = tmp_path / "a.tar"
   write_tar(path, FILES, mode="w")
   with tarfile.open(path, "a") as file:
@@ -295,13 +293,13 @@ def test_two_files_of_a_name_are_refused(tmp_path):
 @pytest.mark.parametrize(
   "content", [b"", b"none", b"\x1f\x8b\x08junk", b"BZhx"]
 )
-def test_what_is_no_archive_is_refused(tmp_path, content):
+def test_read_refuses_files_that_are_no_archives(tmp_path, content):
   (tmp_path / "a.tar.gz").write_bytes(content)
   with pytest.raises(ValueError, match="cannot be read to its end"):
     read(tmp_path / "a.tar.gz", wanted=lambda name: name.endswith(".txt"))
 
 
-def test_where_archives_are_looked_for(tmp_path, monkeypatch):
+def test_find_looks_in_the_folder_and_names_the_archives(tmp_path, monkeypatch):
   monkeypatch.delenv("JAXFORMERS_DATA_ARCHIVES", raising=False)
   names = ("one.tar.gz", "two")
   assert archive.find(names, "", tmp_path) is None
@@ -316,7 +314,7 @@ def test_where_archives_are_looked_for(tmp_path, monkeypatch):
     archive.find(names, "nowhere.tar.gz", tmp_path)
 
 
-def test_checksums_see_every_change(tmp_path):
+def test_checksum_changes_with_names_and_contents(tmp_path):
   folder = write_folder(tmp_path / "x", FILES)
   before = archive.checksum(folder)
   (folder / "a" / "b" / "three.txt").touch()

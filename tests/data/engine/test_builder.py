@@ -21,7 +21,7 @@ def few(monkeypatch):
   monkeypatch.setattr(imdb, "PER_LABEL", 3)
 
 
-def test_features_come_back_as_they_went(tmp_path):
+def test_prepare_keeps_all_types_of_features(tmp_path):
   image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
   example = {"image": image, "text": b"\xff\x00", "label": "y"}
   features = {"image": (2, 3, 3), "text": bytes, "label": ("x", "y")}
@@ -40,7 +40,7 @@ def test_features_come_back_as_they_went(tmp_path):
 @pytest.mark.parametrize(
   ("shuffled", "keys"), [(True, ("a", "b", "a")), (False, (0, 1, 0))]
 )
-def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled, keys):
+def test_prepare_refuses_a_repeated_key(tmp_path, shuffled, keys):
   rows = [(key, {"text": b"x"}) for key in keys]
   toy = source.Source(
     "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
@@ -53,7 +53,7 @@ def test_a_key_that_occurs_twice_is_refused(tmp_path, shuffled, keys):
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
-def test_large_splits_are_sorted_on_disk(tmp_path, monkeypatch, shuffled):
+def test_prepare_sorts_large_splits_on_disk(tmp_path, monkeypatch, shuffled):
   """More than 1 GB is sorted in parts, each of which fits into memory."""
   # Places as of 40,000 examples in a row.
   places = range(0, 40_000, 400)
@@ -151,7 +151,7 @@ def test_a_split_without_examples_is_refused(tmp_path):
     (picture(size=(3, 2)), "of 3 x 2 pixels instead of 32 x 24"),
   ],
 )
-def test_images_of_a_set_are_decoded_whole(
+def test_open_prepared_refuses_images_it_cannot_decode(
   tmp_path, no_program, content, reason
 ):
   rows = [(k, {"image": file}) for k, file in enumerate((picture(), content))]
@@ -170,7 +170,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     pass
 
 
-def test_by_the_network(tmp_path, few, monkeypatch):
+def test_open_examples_downloads_and_checks_the_archive(
+  tmp_path, few, monkeypatch
+):
   """tensorflow-datasets downloads, checks the sum, and keeps the archive."""
   served = tmp_path / "served"
   served.mkdir()
@@ -227,7 +229,7 @@ def stock(folder, classes=("neg", "pos"), file_format="array_record"):
   return folder / "imdb_reviews" / "1.0.0"
 
 
-def test_a_directory_of_a_stock_builder_is_read(tmp_path):
+def test_open_examples_reads_a_directory_of_a_stock_builder(tmp_path):
   folder = stock(tmp_path / "stock")
   two = dataclasses.replace(imdb.SOURCE, counts={"train": 1, "test": 1})
   examples, info = preparation.open_examples(
@@ -241,7 +243,7 @@ def test_a_directory_of_a_stock_builder_is_read(tmp_path):
   assert info["authors_checksum"] is False
 
 
-def test_a_stock_directory_of_something_else_is_refused(tmp_path):
+def test_open_examples_refuses_another_stock_directory(tmp_path):
   folder = stock(tmp_path / "stock", classes=("bad", "good"))
   with pytest.raises(ValueError, match="not those of imdb_reviews"):
     preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))

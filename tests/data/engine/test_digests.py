@@ -66,7 +66,7 @@ def files_of(folder):
 
 
 @pytest.mark.parametrize("stage", ["packed", "tfds"])
-def test_damaged_data_is_refused_and_never_other_data(tmp_path, stage):
+def test_open_splits_refuses_damaged_data(tmp_path, stage):
   intact = tmp_path / "intact"
   expected = content(intact)
   (original,) = (p for p in (intact / stage).iterdir() if p.is_dir())
@@ -102,7 +102,7 @@ def test_damaged_data_is_refused_and_never_other_data(tmp_path, stage):
   ["", "{", "[" * 9999, "[]", "null", '"text"', '{"digests": {}}', "\xff\xfe"],
 )
 @pytest.mark.parametrize("stage", ["packed", "tfds"])
-def test_a_broken_record_is_refused(tmp_path, stage, record):
+def test_open_splits_refuses_a_broken_record(tmp_path, stage, record):
   content(tmp_path)
   (folder,) = (p for p in (tmp_path / stage).iterdir() if p.is_dir())
   (path,) = folder.glob("*.json")
@@ -116,7 +116,7 @@ def test_a_broken_record_is_refused(tmp_path, stage, record):
 @pytest.mark.parametrize(
   "change", [{"splits": {"train": 29, "test": 12}}, {"splits": 3}, {"more": 1}]
 )
-def test_what_is_changed_in_a_record_is_noticed(tmp_path, change):
+def test_open_splits_detects_a_changed_record(tmp_path, change):
   content(tmp_path)
   path = tmp_path / "packed" / "toy-plain" / "info.json"
   path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -129,7 +129,7 @@ def test_what_is_changed_in_a_record_is_noticed(tmp_path, change):
     content(tmp_path)
 
 
-def test_a_link_to_nothing_is_told(tmp_path):
+def test_open_splits_names_a_dangling_link(tmp_path):
   folder = tmp_path / "packed" / "toy-plain"
   folder.parent.mkdir()
   folder.symlink_to(tmp_path / "scratch")
@@ -137,7 +137,7 @@ def test_a_link_to_nothing_is_told(tmp_path):
     content(tmp_path)
 
 
-def test_the_digest_of_an_array_is_that_of_its_file(tmp_path):
+def test_of_array_equals_of_file(tmp_path):
   for array in (
     np.arange(7, dtype=np.int64),
     np.zeros(0, np.uint8),
@@ -147,7 +147,7 @@ def test_the_digest_of_an_array_is_that_of_its_file(tmp_path):
     assert digests.of_array(array) == digests.of_file(tmp_path / "a.npy")
 
 
-def test_types_shapes_and_order_are_told_apart():
+def test_of_parts_depends_on_types_shapes_and_order():
   narrow, wide = np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int64)
   values = [
     digests.of_parts(*parts)

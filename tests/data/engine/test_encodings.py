@@ -15,7 +15,7 @@ def fitted(encoding, examples):
   return list(encode(examples)), extra
 
 
-def test_bytes_are_kept_as_they_are():
+def test_of_bytes_keeps_bytes():
   rows, extra = fitted(e.of_bytes("x", "y"), [{"x": b"\x00\xff", "y": b""}])
   assert [part.tolist() for part in rows[0]] == [[0, 255], []]
   assert extra == {}
@@ -27,7 +27,7 @@ def test_bytes_are_kept_as_they_are():
   )
 
 
-def test_equal_texts_have_equal_keys():
+def test_text_key_and_id_key_are_equal_for_equal_content():
   key = e.text_key("x", "y")
   assert key({"x": b"a", "y": b"b"}) == key({"y": b"b", "x": b"a", "z": 1})
   assert key({"x": b"ab", "y": b""}) != key({"x": b"a", "y": b"b"})
@@ -35,7 +35,7 @@ def test_equal_texts_have_equal_keys():
   assert e.id_key({"id": b"train_00042"}) == e.id_key({"id": b"42"}) == 42
 
 
-def test_words_by_frequency_and_the_ends_of_lines():
+def test_words_are_sorted_by_frequency_and_lines_end_in_eos():
   examples = [{"text": b" b b a\n\n = c = \n"}, {"text": b"a <unk> b"}]
   rows, extra = fitted(e.words("text"), examples)
   vocabulary = ["<pad>", "<eos>", "b", "=", "a", "<unk>", "c"]
@@ -50,7 +50,7 @@ def test_words_by_frequency_and_the_ends_of_lines():
     e.words("text", size=3)
 
 
-def test_byte_pairs_give_the_text_back():
+def test_byte_pairs_decode_to_the_text():
   texts = [{"text": t + b" <eos> <pad>"} for t in TEXTS]
   rows, extra = fitted(e.byte_pairs("text", size=270), texts)
   tokenizer = tokenizers.Tokenizer.from_str(extra["tokenizer"])
@@ -84,13 +84,13 @@ print(hashlib.md5(
   prints_alike(code)
 
 
-def test_pixels_stand_row_by_row():
+def test_pixels_are_in_raster_order():
   image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
   rows, _ = fitted(e.pixels(), [{"image": image, "id": b"train_1"}])
   assert rows[0][0].tolist() == list(range(18))
 
 
-def test_characters_by_frequency_then_code_point():
+def test_characters_are_sorted_by_frequency_then_code_point():
   examples = [{"text": b"bbbaac"}, {"text": "aacc\u00e9zz".encode()}]
   rows, extra = fitted(e.characters("text", min_count=2, first=100), examples)
   assert extra["vocabulary"] == ["<pad>", "<unk>", "<eos>", *"abcz"]
@@ -118,7 +118,7 @@ def test_word_pieces_of_a_given_vocabulary(tmp_path):
   assert again.encode("a film").ids == [2, 3, 4]
 
 
-def test_data_of_another_tokenizer_have_another_name(tmp_path):
+def test_word_pieces_name_depends_on_the_tokenizer(tmp_path):
   pieces = ["[PAD]", "[UNK]", "a"]
   path = vocabulary(tmp_path, pieces)
   names = [e.word_pieces("t", vocabulary=path).name]
@@ -132,13 +132,13 @@ def test_data_of_another_tokenizer_have_another_name(tmp_path):
   assert len({*names}) == 4
 
 
-def test_half_a_surrogate_pair_is_a_replacement_character():
+def test_well_formed_replaces_half_a_surrogate_pair():
   assert e.well_formed("a \u00e9 \U0001f600") == "a \u00e9 \U0001f600"
   assert e.well_formed("\ud83d\ude00 \ud83d") == "\U0001f600 \ufffd"
   assert e.byte_ids("\ude00").tolist() == e.byte_ids("\ufffd").tolist()
 
 
-def test_berts_own_vocabulary(archives):
+def test_word_pieces_of_bert_vocabulary_have_bert_ids(archives):
   path = str(archives / "bert-base-uncased-vocab.txt")
   encoding = e.word_pieces("t", vocabulary=path)
   rows, extra = fitted(encoding, [{"t": b"GOOD film!"}])
@@ -155,12 +155,12 @@ def test_berts_own_vocabulary(archives):
     (["[PAD]", "[UNK]", "", "", "a"], "of distinct pieces"),
   ],
 )
-def test_wrong_vocabularies(tmp_path, pieces, message):
+def test_word_pieces_refuse_wrong_vocabularies(tmp_path, pieces, message):
   with pytest.raises(ValueError, match=message):
     e.word_pieces("t", vocabulary=vocabulary(tmp_path, pieces))
 
 
-def test_missing_vocabularies():
+def test_word_pieces_name_a_missing_vocabulary():
   with pytest.raises(ValueError, match="no vocabulary nowhere.txt"):
     e.word_pieces("t", vocabulary="nowhere.txt")
   for size in (3, 65_537):
@@ -168,7 +168,7 @@ def test_missing_vocabularies():
       e.word_pieces("t", size=size)
 
 
-def test_training_depends_on_the_texts_alone(prints_alike):
+def test_word_pieces_trained_on_equal_texts_are_equal(prints_alike):
   code = (
     "from jaxformers.data.engine import encodings as e; import zlib;"
     "texts = [(f'w{i % 97} x{i * 7 % 31}y {i}').encode() for i in range(3000)];"
@@ -186,7 +186,7 @@ def test_training_depends_on_the_texts_alone(prints_alike):
   assert json.loads(extra["tokenizer"])["model"]["type"] == "WordPiece"
 
 
-def test_grey_is_pillows():
+def test_grey_itu_is_that_of_pillow():
   image = (
     np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
   )
@@ -194,7 +194,7 @@ def test_grey_is_pillows():
   np.testing.assert_array_equal(e.grey_itu(image), want)
 
 
-def test_grey_of_tensorflow():
+def test_grey_tf_is_near_grey_itu():
   image = (
     np.random.default_rng(1).integers(0, 256, (64, 64, 3)).astype(np.uint8)
   )
@@ -208,7 +208,7 @@ def test_grey_of_tensorflow():
   assert set(np.unique(difference)) <= {-1, 0, 1}
 
 
-def test_pixels_in_raster_order_and_ids_as_they_are():
+def test_grey_is_in_raster_order_and_ids_are_unchanged():
   image = np.arange(12, dtype=np.uint8).reshape(3, 4, 1)
   encoding = e.grey("grey", lambda image: image[..., 0])
   rows, _ = fitted(encoding, [{"image": image}])

@@ -21,14 +21,14 @@ JUNK = {
 }
 
 
-def test_files_of_systems():
+def test_is_junk_recognises_files_of_operating_systems():
   def check(name, is_junk):
     assert files.is_junk(name) == is_junk
 
   assert_all(check, JUNK.items())
 
 
-def test_a_folder_is_walked_in_the_order_of_paths(tmp_path):
+def test_walk_is_in_the_order_of_paths(tmp_path):
   names = ["a.txt", "a/b.txt", "a-b/c", "b/d", ".hidden", "a/.x/y"]
   folder = write_folder(tmp_path / "x", dict.fromkeys(names, b"x"))
   (folder / "b" / "link").symlink_to(folder / "a-b")
@@ -41,14 +41,14 @@ def test_a_folder_is_walked_in_the_order_of_paths(tmp_path):
   assert [name for name in walked if "link" not in name] == plain
 
 
-def test_links_in_a_circle_are_refused(tmp_path):
+def test_walk_refuses_links_in_a_circle(tmp_path):
   folder = write_folder(tmp_path / "x", {"a/b.txt": b"x"})
   os.symlink("..", folder / "a" / "up")
   with pytest.raises(ValueError, match=r"a/up leads by a link back to .*/x, a"):
     files.walk(folder)
 
 
-def test_texts_are_decoded_or_refused():
+def test_decode_text_decodes_unicode_or_refuses():
   text = "na\u00efve \U0001f600\n"
   for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
     assert files.decode_text(text.encode(encoding), "x") == text

@@ -15,7 +15,7 @@ LENGTHS = np.random.default_rng(0).integers(1, 50, 200)
   batch_size=st.integers(1, 60),
   seed=st.integers(0, 9),
 )
-def test_every_epoch_is_a_permutation(size, batch_size, seed):
+def test_train_order_is_a_permutation_in_every_epoch(size, batch_size, seed):
   order = loader.TrainOrder(size, batch_size, seed)
   steps = 2 * size
   stream = np.concatenate([order(step) for step in range(steps)])
@@ -25,7 +25,9 @@ def test_every_epoch_is_a_permutation(size, batch_size, seed):
 
 
 @given(batch_size=st.integers(1, 13), seed=st.integers(0, 9))
-def test_by_length_every_example_is_still_seen_once_an_epoch(batch_size, seed):
+def test_train_order_by_length_sees_every_example_once_an_epoch(
+  batch_size, seed
+):
   lengths = LENGTHS[: 4 * loader.WINDOW * batch_size // 3]
   order = loader.TrainOrder(len(lengths), batch_size, seed, lengths)
   windows = 12  # About nine epochs.
@@ -39,7 +41,7 @@ def test_by_length_every_example_is_still_seen_once_an_epoch(batch_size, seed):
 
 
 @pytest.mark.parametrize("lengths", [None, LENGTHS[:50]])
-def test_the_order_is_a_function_of_seed_and_step(lengths):
+def test_train_order_is_a_function_of_seed_and_step(lengths):
   first, second = (loader.TrainOrder(50, 8, 3, lengths) for _ in range(2))
   stream = [first(step) for step in range(60)]
   for step in (59, 3, 17, 0, 40):
@@ -50,12 +52,12 @@ def test_the_order_is_a_function_of_seed_and_step(lengths):
   assert not np.array_equal(epochs[:50], epochs[50:100])
 
 
-def test_nothing_to_train_on():
+def test_train_order_refuses_an_empty_split():
   with pytest.raises(ValueError, match="empty"):
     loader.TrainOrder(0, 8, seed=0)
 
 
-def test_pad_lengths():
+def test_pad_lengths_divide_the_greatest_length():
   assert loader.pad_lengths(4_000, 4) == (1_000, 2_000, 3_000, 4_000)
   assert loader.pad_lengths(10, 3) == (4, 7, 10)
   assert loader.pad_lengths(7, 1) == (7,)
@@ -81,7 +83,7 @@ def splits(count):
   batch_size=st.integers(1, 12),
   buckets=st.integers(1, 4),
 )
-def test_evaluation_takes_every_example_once(size, batch_size, buckets):
+def test_loader_all_takes_every_example_once(size, batch_size, buckets):
   lengths = loader.pad_lengths(20, buckets)
   seen = []
   for batch in loader.Loader(splits(size), lengths).all(batch_size):
@@ -93,7 +95,7 @@ def test_evaluation_takes_every_example_once(size, batch_size, buckets):
   assert sorted(seen) == list(range(size))
 
 
-def test_a_batch_is_as_long_as_its_longest_needs():
+def test_loader_batch_is_padded_to_the_next_bucket():
   split = splits(20)
   all_of = loader.Loader(split, (8, 16, 24))
   for indices in (np.array([0, 1]), np.arange(20)):
@@ -104,7 +106,7 @@ def test_a_batch_is_as_long_as_its_longest_needs():
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_every_process_reads_only_its_rows(processes):
+def test_loader_of_a_process_reads_only_its_rows(processes):
   split = splits(20)
   order = loader.Loader(split, (10, 30)).order(8, seed=0)
   for step in range(20):

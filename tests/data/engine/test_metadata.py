@@ -50,13 +50,13 @@ def edit(path, change):
   path.write_text(json.dumps(content))
 
 
-def test_what_was_prepared_is_opened(folder):
+def test_open_directory_opens_prepared_data(folder):
   opened = metadata.open_directory(folder)
   assert sorted(opened.info.features) == ["image", "label", "text"]
   assert len(opened.as_data_source("train")) == 1
 
 
-def test_every_feature_is_known():
+def test_feature_classes_cover_those_of_tensorflow_datasets():
   """A set of tensorflow-datasets may have any of them."""
   registered = tfds.features.FeatureConnector._registered_features
   stored = {
@@ -114,7 +114,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", sorted(PLACES))
-def test_no_module_is_imported_by_name(folder, foreign, place):
+def test_features_file_imports_no_module_by_name(folder, foreign, place):
   path = folder / "features.json"
   path.write_text(json.dumps(PLACES[place](TEXT)))
   metadata.check(path)
@@ -128,7 +128,7 @@ def test_no_module_is_imported_by_name(folder, foreign, place):
       open_folder(folder)
 
 
-def test_nor_for_features_within_the_description(folder, foreign):
+def test_dataset_info_imports_no_module_by_name(folder, foreign):
   edit(
     folder / "dataset_info.json",
     lambda info: info.update(features=PLACES["in a dictionary"](foreign)),
@@ -156,7 +156,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", metadata.FILES)
 @pytest.mark.parametrize("case", sorted(BROKEN))
-def test_broken_files_end_in_one_message(folder, name, case):
+def test_open_directory_refuses_broken_files(folder, name, case):
   content = BROKEN[case].encode("utf-8", "surrogateescape")
   (folder / name).write_bytes(content)
   with pytest.raises(ValueError, match=r"\.json cannot be read .*prepare it"):
@@ -176,13 +176,13 @@ def test_broken_files_end_in_one_message(folder, name, case):
   ],
   ids=str,
 )
-def test_wrong_values_end_in_one_message(folder, change):
+def test_open_directory_refuses_wrong_values(folder, change):
   edit(folder / "dataset_info.json", lambda info: info.update(change))
   with pytest.raises(ValueError, match=r"json cannot be read .*prepare it"):
     metadata.open_directory(folder)
 
 
-def test_labels_without_classes_are_refused(folder):
+def test_open_images_refuses_labels_without_classes(folder):
   def change(content):
     features = content["featuresDict"]["features"]
     features["label"] = features["text"]
@@ -192,7 +192,7 @@ def test_labels_without_classes_are_refused(folder):
     builder.open_images(folder)
 
 
-def test_a_missing_file_is_named(folder):
+def test_open_directory_names_a_missing_file(folder):
   (folder / "features.json").unlink()
   with pytest.raises(ValueError, match=r"features.json cannot be read .*No su"):
     metadata.open_directory(folder)

@@ -17,7 +17,7 @@ def example(**fields):
   return packed.pack(ROWS, np.array([0, 1, 2]), **fields)
 
 
-def test_a_batch_is_cut_padded_and_shifted():
+def test_batch_is_cut_padded_and_shifted():
   split = example()
   batch = split.batch(np.array([2, 1]), 3)
   assert batch["inputs"].tolist() == [[4, 4, 9], [5, 0, 0]]
@@ -28,25 +28,25 @@ def test_a_batch_is_cut_padded_and_shifted():
   assert shifted[0].tolist() == [4, 2, 3]
 
 
-def test_the_largest_byte_survives_the_shift():
+def test_batch_shifts_the_largest_byte_without_overflow():
   split = packed.pack([np.array([255], np.uint8)], np.array([0]), shift=1)
   assert split.batch(np.array([0]), 1)["inputs"].tolist() == [[256]]
 
 
-def test_an_end_closes_every_sequence_also_one_that_is_cut():
+def test_batch_closes_every_sequence_with_the_end_token():
   split = example(shift=2, end=1)
   batch = split.batch(np.array([2, 1]), 3)
   assert batch["inputs"].tolist() == [[6, 6, 1], [7, 1, 0]]
   assert split.lengths().tolist() == [4, 2, 5]
 
 
-def test_real_numbers():
+def test_batch_scales_real_numbers():
   batch = example(scale=(2.0, 4.0)).batch(np.array([0]), 3)
   assert batch["inputs"].dtype == np.float32
   assert batch["inputs"].tolist() == [[0.25, -0.25, 0.0]]
 
 
-def test_pairs():
+def test_pack_and_batch_pairs():
   pairs = packed.pack([*ROWS, ROWS[1]], np.array([0, 1]), num_inputs=2)
   assert len(pairs) == 2
   assert pairs.lengths().tolist() == [3, 4]
@@ -60,7 +60,7 @@ def test_pairs():
   assert [second[k].tolist() for k in range(2)] == [[4, 4, 9, 1], [5]]
 
 
-def test_select_and_drop():
+def test_select_and_drop_keep_labels_and_keys():
   split = example()
   chosen = split.select(np.array([2, 0]))
   assert [chosen[i].tolist() for i in range(2)] == [[4, 4, 9, 1], [3, 1, 2]]
@@ -100,7 +100,7 @@ def test_build_makes_once_and_maps_from_disk(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
-def test_what_is_written_is_what_is_read(tmp_path, dtype):
+def test_open_split_reads_what_was_written(tmp_path, dtype):
   rng = np.random.default_rng(0)
   rows = [rng.integers(0, 200, n).astype(dtype) for n in (0, 5, 1_000, 0)]
   make(tmp_path, rows, dtype)
@@ -110,14 +110,14 @@ def test_what_is_written_is_what_is_read(tmp_path, dtype):
     np.testing.assert_array_equal(split[i], row)
 
 
-def test_pairs_are_written_together(tmp_path):
+def test_write_stores_pairs_together(tmp_path):
   packed.write(tmp_path / "train", [(ROWS[:2], 1, 0), (ROWS[1:], 0, 1)])
   split = packed.open_split(tmp_path / "train")
   assert (len(split), split.num_inputs) == (2, 2)
   assert split[3].tolist() == [4, 4, 9, 1]
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
+def test_build_leaves_no_files_after_a_failure(tmp_path):
   def fail(folder):
     make(folder)
     raise ValueError("truncated")
@@ -127,7 +127,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
   assert [p for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
-def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
+def test_build_waits_for_another_process(tmp_path, capsys):
   calls = []
 
   def slowly(folder):
@@ -147,18 +147,18 @@ def test_of_two_at_once_one_waits_for_the_other(tmp_path, capsys):
   assert "Another process prepares a: waiting." in capsys.readouterr().err
 
 
-def test_an_unwritable_place_names_the_remedy(tmp_path):
+def test_build_in_an_unwritable_folder_names_data_dir(tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(ValueError, match="cannot be written .*--data_dir"):
     packed.build_packed(tmp_path / "file" / "a", make)
 
 
-def test_what_it_is_known_by_does_not_depend_on_the_tokens():
+def test_select_keeps_given_keys():
   split = dataclasses.replace(example(), keys=np.array([5, 1, 3], np.uint64))
   assert split.select(np.array([1])).keys.tolist() == [1]
 
 
-def test_the_digest_covers_every_token():
+def test_digest_covers_every_token():
   rng = np.random.default_rng(0)
   rows = [rng.integers(0, 9, 50).astype(np.uint8) for _ in range(600)]
   labels = np.arange(600) % 3
@@ -173,7 +173,7 @@ def test_the_digest_covers_every_token():
   assert packed.pack(rows, labels).digest() != digest
 
 
-def test_the_digest_of_a_part_tells_its_examples():
+def test_digest_of_a_part_depends_on_its_examples():
   split = example()
   parts = [split, packed.drop(split, 4)]
   parts += [split.select(np.array(rows)) for rows in ([0, 1], [1, 0], [2])]
@@ -186,7 +186,7 @@ def test_the_digest_of_a_part_tells_its_examples():
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_equal_data_on_disk_and_in_memory_has_an_equal_digest(tmp_path, dtype):
+def test_digest_is_equal_on_disk_and_in_memory(tmp_path, dtype):
   rows = [row.astype(dtype) for row in ROWS]
   splits, _ = packed.build_packed(
     tmp_path / "a", lambda f: make(f, rows, dtype)
@@ -203,7 +203,7 @@ def test_equal_data_on_disk_and_in_memory_has_an_equal_digest(tmp_path, dtype):
   assert part.digest() == in_memory.select(slice(1, 3)).digest()
 
 
-def test_what_is_renamed_into_place_is_on_the_disk(tmp_path, monkeypatch):
+def test_build_syncs_files_before_renaming(tmp_path, monkeypatch):
   events = []
   sync, rename = os.fsync, os.rename
 
@@ -233,7 +233,7 @@ def test_what_is_renamed_into_place_is_on_the_disk(tmp_path, monkeypatch):
   ],
 )
 @pytest.mark.parametrize("kind", ["plain", "text", "cause", "later"])
-def test_a_full_disk_is_one_message(
+def test_build_reports_a_full_disk_in_one_message(
   tmp_path, monkeypatch, number, reason, kind
 ):
   full = OSError(number, os.strerror(number))
@@ -261,7 +261,7 @@ def test_a_full_disk_is_one_message(
   assert [p.name for p in tmp_path.iterdir()] == [".a.lock"]
 
 
-def test_a_full_disk_at_one_stage_is_not_told_of_another(tmp_path):
+def test_stage_reports_a_full_disk_of_its_own_folder(tmp_path):
   def fail(folder):
     raise OSError(errno.ENOSPC, "No space left on device")
 

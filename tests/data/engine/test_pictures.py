@@ -23,7 +23,7 @@ def decode(content, **options):
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_damaged_files_are_decoded_or_refused(kind):
+def test_decode_refuses_or_decodes_damaged_files(kind):
   """Nothing but ValueError is raised, and no warning."""
   content = picture(kind)
   refused = 0
@@ -38,7 +38,7 @@ def test_damaged_files_are_decoded_or_refused(kind):
   assert refused == 300 if kind == "PNG" else refused > 100
 
 
-def test_a_png_with_other_pixels_is_refused():
+def test_decode_refuses_a_png_with_changed_pixels():
   content = bytearray(picture())
   refused = 0
   for place in range(60, len(content) - 20, 97):
@@ -52,7 +52,7 @@ def test_a_png_with_other_pixels_is_refused():
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_whole_files_are_decoded(kind, mode):
+def test_decode_reads_every_format_and_mode(kind, mode):
   content = picture(kind, mode=mode)
   image = decode(content, mode=mode, size=SIZE)
   with Image.open(io.BytesIO(content)) as want:
@@ -60,7 +60,7 @@ def test_whole_files_are_decoded(kind, mode):
   assert decode(content).mode == "RGB"
 
 
-def test_jpeg_of_printers_and_palettes_become_colours():
+def test_decode_converts_cmyk_and_palettes_to_rgb():
   assert decode(picture("JPEG", mode="CMYK")).mode == "RGB"
   file = io.BytesIO()
   image = Image.open(io.BytesIO(picture(mode="P")))
@@ -69,7 +69,7 @@ def test_jpeg_of_printers_and_palettes_become_colours():
   np.testing.assert_array_equal(np.asarray(decode(file.getvalue())), want)
 
 
-def test_a_png_of_16_bits_is_read_by_its_upper_bytes():
+def test_decode_reads_a_16_bit_png_by_its_upper_bytes():
   ramp = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1_040
   file = io.BytesIO()
   Image.fromarray(ramp).save(file, "PNG")
@@ -95,7 +95,7 @@ def test_a_png_of_16_bits_is_read_by_its_upper_bytes():
     (picture("JPEG")[:-30], {}, "damaged or truncated"),
   ],
 )
-def test_what_is_refused(no_program, content, options, reason):
+def test_decode_refuses_unreadable_files(no_program, content, options, reason):
   with pytest.raises(ValueError, match=f"^is {reason}"):
     decode(content, **options)
 
@@ -105,7 +105,7 @@ def chunk(name, content):
   return struct.pack(">I", size) + name + content + struct.pack(">I", crc)
 
 
-def test_bombs_are_refused_before_they_are_decoded(monkeypatch):
+def test_decode_refuses_bombs_before_decoding(monkeypatch):
   """A few kilobytes would unpack to gigabytes."""
 
   def load(self):
@@ -122,7 +122,7 @@ def test_bombs_are_refused_before_they_are_decoded(monkeypatch):
     decode(start + chunk(b"zTXt", text) + rest)
 
 
-def test_pillow_does_not_warn():
+def test_decode_gives_no_pillow_warning():
   """An invalid animation beside the pixels is of no meaning."""
   content = picture()
   with warnings.catch_warnings(record=True) as seen:
@@ -131,6 +131,6 @@ def test_pillow_does_not_warn():
   assert not seen
 
 
-def test_files_are_decoded_in_one_place():
+def test_only_pictures_module_opens_images():
   for path in PACKAGE.rglob("*.py"):
     assert "Image.open(" not in path.read_text(), path

@@ -37,7 +37,7 @@ def toy(read=None, **fields):
   )
 
 
-def test_prepared_once_packed_once(tmp_path):
+def test_open_splits_prepares_and_packs_once(tmp_path):
   calls = []
 
   def read(archive):
@@ -60,7 +60,7 @@ def test_prepared_once_packed_once(tmp_path):
   assert len(calls) == 1
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path):
+def test_open_splits_leaves_no_files_after_a_failure(tmp_path):
   def rows():
     yield 0, {"ids": np.zeros(3, np.uint8), "label": "a"}
     raise ValueError("cut short")
@@ -75,7 +75,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
   assert len(splits["train"]) == 2
 
 
-def test_two_processes_at_once_agree(tmp_path):
+def test_open_splits_in_two_processes_agrees(tmp_path):
   code = (
     "import sys, time; from pathlib import Path;"
     "from tests.data.engine import test_preparation as t;"
@@ -104,7 +104,7 @@ def test_two_processes_at_once_agree(tmp_path):
   assert len(prepared) == 1
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_open_splits_removes_files_of_a_killed_process(tmp_path):
   for folder in ("tfds", "packed"):
     for name in ("toy-3", "toy-3-plain"):
       (tmp_path / folder / f".staged-{name}" / "half").mkdir(parents=True)
@@ -117,7 +117,7 @@ def archived(url="", **fields):
   return toy(archives=("toy.tar",), url=url, sha256="0" * 64, **fields)
 
 
-def test_another_archive_is_not_passed_over_in_silence(tmp_path):
+def test_open_splits_refuses_another_archive(tmp_path):
   first, second = tmp_path / "one.tar", tmp_path / "two.tar"
   first.write_bytes(b"1")
   second.write_bytes(b"2")
@@ -138,7 +138,7 @@ def test_another_archive_is_not_passed_over_in_silence(tmp_path):
   assert preparation._describe(also, None)["authors_checksum"]
 
 
-def test_an_archive_without_a_published_checksum_is_not_called_another(
+def test_open_splits_without_published_checksum_gives_no_warning(
   tmp_path, capsys
 ):
   path = tmp_path / "one.tar"
@@ -150,7 +150,7 @@ def test_an_archive_without_a_published_checksum_is_not_called_another(
   assert "another checksum" not in capsys.readouterr().err
 
 
-def test_without_archive_and_network_the_remedies_are_named_at_once(
+def test_open_splits_without_archive_and_network_names_remedies(
   tmp_path, monkeypatch
 ):
   def refuse(*args, **kwargs):
@@ -173,7 +173,7 @@ def test_without_archive_and_network_the_remedies_are_named_at_once(
 
 
 @pytest.mark.parametrize("limit", [20_000, 600_000])
-def test_a_full_disk_while_preparing_or_packing(tmp_path, limit):
+def test_open_splits_reports_a_full_disk_with_its_folder(tmp_path, limit):
   """A limit on the size of a file stands for a full disk."""
   code = (
     "import resource, sys; from pathlib import Path; import numpy as np;"
@@ -203,7 +203,7 @@ def test_a_full_disk_while_preparing_or_packing(tmp_path, limit):
   assert not list(tmp_path.rglob(".staged-*"))
 
 
-def test_where_data_stands(tmp_path, monkeypatch):
+def test_data_folder_is_the_given_or_default_folder(tmp_path, monkeypatch):
   assert preparation.data_folder(str(tmp_path / "a")) == tmp_path / "a"
   monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
   assert preparation.data_folder("") == tmp_path / "b"
@@ -212,7 +212,7 @@ def test_where_data_stands(tmp_path, monkeypatch):
     preparation.data_folder(str(tmp_path / "file" / "c"))
 
 
-def test_no_data_directory_without_a_home(tmp_path, monkeypatch):
+def test_data_folder_without_home_is_refused(tmp_path, monkeypatch):
   def unknown(_):
     raise KeyError
 
@@ -228,7 +228,7 @@ def test_no_data_directory_without_a_home(tmp_path, monkeypatch):
   assert preparation.data_folder("") == tmp_path / "b"
 
 
-def test_files_of_systems_make_no_other_archive(tmp_path):
+def test_open_splits_ignores_files_of_operating_systems(tmp_path):
   folder = tmp_path / "toy"
   folder.mkdir()
   (folder / "a.txt").write_text("a")

@@ -11,7 +11,9 @@ from jaxformers.data.engine.segments import Segments, stream
 
 
 @given(st.integers(2, 60), st.integers(1, 20), st.integers(0, 9), st.data())
-def test_some_windows_are_evenly_spaced(total, length, most, data):
+def test_segments_batch_of_some_windows_is_evenly_spaced(
+  total, length, most, data
+):
   stride = data.draw(st.integers(1, length))
   tokens = np.arange(1, total + 1)
   windows = Segments(tokens, length, stride)
@@ -31,7 +33,7 @@ def test_some_windows_are_evenly_spaced(total, length, most, data):
 
 
 @given(st.integers(2, 60), st.integers(1, 20), st.data())
-def test_every_token_but_the_first_is_predicted_once(total, length, data):
+def test_segments_predict_every_token_but_the_first_once(total, length, data):
   stride = data.draw(st.integers(1, length))
   tokens = np.arange(1, total + 1, dtype=np.uint16)
   split = Segments(tokens, length, stride)
@@ -51,7 +53,7 @@ def test_every_token_but_the_first_is_predicted_once(total, length, data):
     np.testing.assert_array_equal(np.diff(batch["inputs"][k, : at + 1]), 1)
 
 
-def test_one_token_at_a_time():
+def test_segments_with_stride_1_weigh_one_token_each():
   split = Segments(np.arange(10), 4, 1, shift=1)
   assert len(split) == 6
   batch = split.batch(np.array([0, 2, 5]))
@@ -61,7 +63,7 @@ def test_one_token_at_a_time():
   assert batch["inputs"].dtype == np.int32
 
 
-def test_a_loader_weighs_tokens_and_fills_up():
+def test_loader_of_segments_gives_padding_weight_zero():
   split = Segments(np.arange(1, 12), 4, 4)
   assert len(split) == 3
   batches = list(Loader(split, (4,)).all(2))
@@ -74,13 +76,13 @@ def test_a_loader_weighs_tokens_and_fills_up():
   assert batch["inputs"][0].tolist() == [9, 10, 0, 0]
 
 
-def test_texts_stand_end_to_end():
+def test_stream_joins_texts_end_to_end():
   texts = packed.pack([np.array([1, 2]), np.array([3]), np.array([4])], [0] * 3)
   assert stream(texts) is texts.tokens
   assert stream(texts.select(np.array([2, 0]))).tolist() == [4, 1, 2]
 
 
-def test_other_texts_have_another_digest():
+def test_segments_digest_depends_on_tokens_and_stride():
   forwards, other = (
     Segments(np.arange(9), 3, 3),
     Segments(np.arange(9)[::-1], 3, 3),
@@ -96,7 +98,7 @@ def test_other_texts_have_another_digest():
 
 
 @pytest.mark.parametrize("stride", [0, 5])
-def test_what_leaves_tokens_out(stride):
+def test_segments_refuse_a_stride_that_leaves_tokens_out(stride):
   with pytest.raises(ValueError, match=rf"stride={stride} is not in 1 to 4"):
     Segments(np.arange(9), 4, stride)
   with pytest.raises(ValueError, match="most=-1"):

@@ -80,14 +80,14 @@ def test_names_and_contents_come_back(monkeypatch, form, compress, buffer_size):
     assert read(both + bytes(2_048)) == FILES | {"empty": b""}
 
 
-def test_directories_and_links_have_no_content():
+def test_tar_read_gives_directories_and_links_no_content():
   folder = header("folder/", kind=tarfile.DIRTYPE)
   link = header("link", kind=tarfile.SYMTYPE)
   file = header("x", 1) + b"1" + bytes(511)
   assert read(folder + link + file + END) == {"x": b"1"}
 
 
-def test_a_pax_header_replaces_name_and_size():
+def test_tar_read_obeys_name_and_size_of_a_pax_header():
   member = pax(path="other", size=2) + header("x", 1) + b"12" + bytes(510)
   assert read(member + END) == {"other": b"12"}
 
@@ -135,7 +135,7 @@ def test_members_take_no_memory_once_they_are_read():
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
-def test_damage_is_an_error_without_much_memory(case):
+def test_tar_read_refuses_damage_in_little_memory(case):
   tracemalloc.start()
   try:
     with pytest.raises((*streams.DAMAGE, streams.TooLargeError)) as caught:
@@ -148,7 +148,7 @@ def test_damage_is_an_error_without_much_memory(case):
     assert "byte " in str(caught.value)
 
 
-def test_the_place_of_damage_is_named():
+def test_tar_read_names_the_place_of_damage():
   with pytest.raises(tarfile.ReadError, match="damaged header.*after 'x', by"):
     read(header("x") + b"x" * 512 + END)
   with pytest.raises(
@@ -157,7 +157,7 @@ def test_the_place_of_damage_is_named():
     read(header("x", 1_000) + bytes(512))
 
 
-def test_the_last_record_of_a_compressed_tar_may_hold_anything_but_a_header():
+def test_tar_read_allows_any_padding_but_a_header_in_the_last_record():
   """Old writers left in it what was in their buffer; POSIX allows it."""
   sound = header("x") + END
   padding = b"left over".ljust(tar.RECORD - len(sound), b"\1")
@@ -169,7 +169,7 @@ def test_the_last_record_of_a_compressed_tar_may_hold_anything_but_a_header():
     read(sound + padding)
 
 
-def test_the_limit_counts_every_byte():
+def test_tar_read_limit_counts_every_byte():
   sound = packed()
   size = len(sound)
   for content in (sound, gzip.compress(sound), lzma.compress(sound)):

@@ -62,7 +62,7 @@ def ids(path, text):
     ("[PAD]\n[UNK]\n\na\nfilm\n", [3, 4]),
   ],
 )
-def test_a_piece_has_the_number_of_its_line(tmp_path, content, expected):
+def test_read_numbers_pieces_by_their_line(tmp_path, content, expected):
   """The ids of transformers 5.24."""
   path = write(tmp_path, vocab__txt=content.encode())
   assert ids(path, "a film") == expected
@@ -89,7 +89,7 @@ OPTIONS = [
 @pytest.mark.parametrize(("options", "expected"), OPTIONS)
 @pytest.mark.parametrize("has_vocabulary", [True, False])
 @pytest.mark.parametrize("has_config", [True, False])
-def test_options_are_obeyed(
+def test_read_obeys_tokenizer_options(
   tmp_path, options, expected, has_vocabulary, has_config
 ):
   if expected is None:
@@ -116,7 +116,7 @@ def test_options_are_obeyed(
     assert ids(path, TEXT) == expected
 
 
-def test_tokens_that_a_tokenizer_adds(tmp_path):
+def test_read_keeps_tokens_added_by_a_tokenizer(tmp_path):
   tokenizer = vocabularies.from_vocabulary(
     {piece: i for i, piece in enumerate(PIECES)}
   )
@@ -167,14 +167,14 @@ def test_tokens_that_a_tokenizer_adds(tmp_path):
     ({"tokenizer__json": {"model": {"type": "X"}}}, "cannot be read"),
   ],
 )
-def test_what_is_refused(tmp_path, files, message):
+def test_read_refuses_wrong_files(tmp_path, files, message):
   path = write(tmp_path, **{"vocab__txt": PIECES} | files)
   with pytest.raises(ValueError, match=message):
     vocabularies.read_tokenizer(path)
 
 
 @pytest.mark.parametrize("case", ["kind", "pieces", "options", "padding"])
-def test_tokenizers_that_do_not_fit(tmp_path, case):
+def test_read_refuses_a_tokenizer_unlike_the_vocabulary(tmp_path, case):
   path = write(tmp_path, vocab__txt=PIECES)
   pieces = PIECES[:6] if case == "pieces" else PIECES
   vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -195,7 +195,7 @@ def test_tokenizers_that_do_not_fit(tmp_path, case):
     vocabularies.read_tokenizer(tmp_path)
 
 
-def test_weights_of_another_tokenizer(tmp_path):
+def test_require_same_refuses_another_tokenizer(tmp_path):
   ours = vocabularies.from_vocabulary({p: i for i, p in enumerate(PIECES)})
   require = vocabularies.require_same
   require(tmp_path, ours.to_str(), "advice")

@@ -23,7 +23,7 @@ def lra():
   )
 
 
-def test_the_length_distribution_is_that_of_the_definition(lra):
+def test_generate_lengths_follow_the_definition(lra):
   settings, rng, lengths, labels = listops.Settings(), random.Random(7), [], []
   while len(lengths) < 1_500:
     tree = recursive_tree(rng, settings)
@@ -45,14 +45,14 @@ def test_the_length_distribution_is_that_of_the_definition(lra):
   assert np.abs(there - generated).max() < 0.04
 
 
-def test_labels_are_the_values_of_the_expressions(lra):
+def test_generate_labels_are_values_of_the_expressions(lra):
   split = lra["test"]
   for i in range(len(split)):
     tokens = listops_text.decode(split[i]).split()
     assert listops_text.evaluate(tokens) == split.labels[i]
 
 
-def test_operators_are_uniform_and_arguments_two_to_ten(lra):
+def test_generate_operators_are_uniform_with_2_to_10_arguments(lra):
   tokens = lra["train"].tokens
   operators = np.bincount(tokens, minlength=16)[1:5]
   np.testing.assert_allclose(operators / operators.sum(), 0.25, atol=0.01)
@@ -74,7 +74,7 @@ def test_operators_are_uniform_and_arguments_two_to_ten(lra):
   assert counts == set(range(2, 11))
 
 
-def test_the_known_rates_of_the_trivial_rules(lra):
+def test_generate_has_the_known_accuracy_of_trivial_rules(lra):
   train = lra["train"]
   first = train.tokens[train.starts]
   shares = [
@@ -85,7 +85,7 @@ def test_the_known_rates_of_the_trivial_rules(lra):
   np.testing.assert_allclose(shares, [0.566, 0.566, 0.215, 0.103], atol=0.045)
 
 
-def test_no_tree_stands_in_two_splits_or_twice():
+def test_generate_repeats_no_tree():
   splits = listops.generate(
     listops.Settings(
       num_train=300,
@@ -101,7 +101,7 @@ def test_no_tree_stands_in_two_splits_or_twice():
   assert len(rows) == len(set(rows)) == 500
 
 
-def test_a_smaller_training_set_is_the_start_of_a_larger():
+def test_generate_smaller_training_set_is_a_prefix():
   kw = dict(num_validation=5, num_test=5, min_length=5, max_length=60)
   less, more = (
     listops.generate(listops.Settings(num_train=n, **kw)) for n in (10, 200)
@@ -113,7 +113,7 @@ def test_a_smaller_training_set_is_the_start_of_a_larger():
   )
 
 
-def test_the_seed_decides_alone(monkeypatch):
+def test_generate_is_a_function_of_the_seed(monkeypatch):
   kw = dict(
     num_train=50, num_validation=5, num_test=5, min_length=5, max_length=60
   )
@@ -125,7 +125,7 @@ def test_the_seed_decides_alone(monkeypatch):
   assert not np.array_equal(tokens, other)
 
 
-def test_the_first_tree_of_seed_zero_never_changes():
+def test_trees_of_seed_zero_begin_as_before():
   ids, offsets, values = listops.trees(
     listops.Settings(min_length=5, max_length=20), 0
   )
@@ -144,12 +144,12 @@ def test_the_first_tree_of_seed_zero_never_changes():
     (dict(min_length=10, max_length=11), "No tree is longer than 10"),
   ],
 )
-def test_settings_that_no_tree_fits(settings, message):
+def test_settings_refuse_impossible_lengths(settings, message):
   with pytest.raises(ValueError, match=message):
     listops.Settings(**settings)
 
 
-def test_more_trees_than_there_are(monkeypatch):
+def test_generate_refuses_more_trees_than_exist(monkeypatch):
   monkeypatch.setattr(listops, "ROOTS", 50)
   settings = listops.Settings(
     min_length=3, max_length=5, max_depth=2, max_args=2, num_train=10_000
@@ -161,7 +161,7 @@ def test_more_trees_than_there_are(monkeypatch):
 SMALL = dict(num_train=60, num_validation=10, num_test=30)
 
 
-def test_operators_can_be_left_out():
+def test_generate_leaves_out_operators():
   settings = listops.Settings(
     min_length=5, max_length=60, operators="MAX SM", **SMALL
   )
@@ -172,7 +172,7 @@ def test_operators_can_be_left_out():
   }
 
 
-def test_longer_expressions_to_test_on():
+def test_generate_makes_longer_test_expressions():
   settings = listops.Settings(
     min_length=5,
     max_length=40,
@@ -201,6 +201,6 @@ def test_longer_expressions_to_test_on():
     ({"test_min_length": 90, "test_max_length": 80}, "longer than 90"),
   ],
 )
-def test_wrong_arguments(fields, message):
+def test_settings_refuse_wrong_arguments(fields, message):
   with pytest.raises(ValueError, match=message):
     listops.Settings(**fields)

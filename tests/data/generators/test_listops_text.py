@@ -20,12 +20,12 @@ from tests.data.generators.test_listops import recursive_tree
     ("[MIN [SM 5 5 ] 3 ]", 0),
   ],
 )
-def test_values_by_hand(expression, value):
+def test_evaluate_values_by_hand(expression, value):
   assert text.evaluate(expression.split()) == value
 
 
 @given(seed=st.integers(0, 10_000))
-def test_parentheses_and_back(seed):
+def test_binarised_encodes_back_to_the_same_ids(seed):
   settings = listops.Settings(max_depth=4, max_args=4)
   rng = random.Random(seed)
   tokens = [rng.choice(listops.OPERATORS)]
@@ -37,12 +37,12 @@ def test_parentheses_and_back(seed):
   np.testing.assert_array_equal(text.encode(written), ids)
 
 
-def test_lras_own_example_of_parentheses():
+def test_binarised_matches_the_example_of_lra():
   ids = text.encode("[MAX 2 3 ]")
   assert text.binarised(ids) == "( ( ( [MAX 2 ) 3 ) ] )"
 
 
-def test_files_open_with_lras_header(tmp_path):
+def test_write_tsv_begins_with_the_header_of_lra(tmp_path):
   kw = dict(
     num_train=20, num_validation=5, num_test=5, min_length=5, max_length=60
   )
@@ -67,6 +67,6 @@ def test_files_open_with_lras_header(tmp_path):
     ("( [AVG 2 ) ] )\t2", r"'\[AVG' is not a ListOps token"),
   ],
 )
-def test_a_wrong_line_is_refused(line, message):
+def test_parse_refuses_a_wrong_line(line, message):
   with pytest.raises(ValueError, match=message):
     text.parse(line)

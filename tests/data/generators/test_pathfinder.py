@@ -7,7 +7,9 @@ from jaxformers.data.generators import pathfinder
   ("resolution", "difficulty", "expected"),
   [(32, "hard", (5, 4)), (32, "easy", (10, 2)), (256, "intermediate", (10, 3))],
 )
-def test_distractors_are_a_third_as_long(resolution, difficulty, expected):
+def test_distractor_counts_by_resolution_and_difficulty(
+  resolution, difficulty, expected
+):
   assert pathfinder.distractor_counts(resolution, difficulty) == expected
 
 
@@ -19,6 +21,6 @@ def test_distractors_are_a_third_as_long(resolution, difficulty, expected):
     ({"num_images": 3}, "num_images=3"),
   ],
 )
-def test_wrong_settings(fields, message):
+def test_settings_refuse_wrong_arguments(fields, message):
   with pytest.raises(ValueError, match=message):
     pathfinder.Settings(**fields)

@@ -86,7 +86,7 @@ def agree(values, mean, error):
 
 
 @pytest.mark.slow
-def test_statistics_of_the_original(drawn):
+def test_sample_has_the_pixel_statistics_of_the_original(drawn):
   size, difficulty, samples = drawn
   want = ORIGINAL[size, difficulty]
   pixels = np.stack([drawing.pixels for drawing in samples])
@@ -102,7 +102,7 @@ def test_statistics_of_the_original(drawn):
 
 
 @pytest.mark.slow
-def test_grey_histogram_of_the_original(drawn):
+def test_sample_has_the_grey_histogram_of_the_original(drawn):
   size, difficulty, samples = drawn
   pixels = np.stack([drawing.pixels for drawing in samples])
   shares = np.histogram(pixels, 16, (0, 256))[0] / pixels.size
@@ -111,7 +111,7 @@ def test_grey_histogram_of_the_original(drawn):
 
 
 @pytest.mark.slow
-def test_labels_tails_and_contours(drawn):
+def test_sample_labels_tails_and_contours_match_the_original(drawn):
   size, difficulty, samples = drawn
   geometry = GEOMETRIES[size]
   labels = np.array([drawing.label for drawing in samples])
@@ -131,7 +131,7 @@ def test_labels_tails_and_contours(drawn):
 
 
 @pytest.mark.slow
-def test_discs_lie_on_one_snake_or_on_two(drawn):
+def test_sample_discs_lie_on_one_snake_or_two_by_label(drawn):
   for drawing in drawn[2]:
     first, second = drawing.discs()
     tails, ends = drawing.path[:, 0].tolist(), drawing.path[:, -1].tolist()
@@ -140,7 +140,7 @@ def test_discs_lie_on_one_snake_or_on_two(drawn):
 
 
 @pytest.mark.slow
-def test_discs_are_drawn_where_the_label_says(drawn):
+def test_sample_draws_discs_at_their_places(drawn):
   """A cross of five bright pixels at both; paddles are thinner."""
   cross = np.array([(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)])
   for drawing in drawn[2]:
@@ -148,7 +148,7 @@ def test_discs_are_drawn_where_the_label_says(drawn):
     assert (drawing.pixels[places[..., 0], places[..., 1]] >= 150).all()
 
 
-def test_an_image_is_a_function_of_seed_and_index():
+def test_sample_is_a_function_of_seed_and_index():
   settings = Settings(num_images=30)
   again, other = snakes.sample(settings, 7), snakes.sample(settings, 8)
   np.testing.assert_array_equal(snakes.sample(settings, 7).pixels, again.pixels)
@@ -159,13 +159,13 @@ def test_an_image_is_a_function_of_seed_and_index():
   np.testing.assert_array_equal(longer.pixels, again.pixels)
 
 
-def test_no_image_occurs_twice():
+def test_sample_repeats_no_image():
   settings = Settings(difficulty="easy", num_images=3_000)
   images = {snakes.sample(settings, i).pixels.tobytes() for i in range(3_000)}
   assert len(images) == 3_000
 
 
-def test_chunks_are_the_samples_whatever_the_threads(monkeypatch):
+def test_chunks_are_the_samples_for_any_number_of_threads(monkeypatch):
   monkeypatch.setattr(snakes, "CHUNK", 5)
   settings = Settings(num_images=12)
   generated = dict(snakes.chunks(settings, [0, 5, 10]))
@@ -181,7 +181,7 @@ def test_chunks_are_the_samples_whatever_the_threads(monkeypatch):
       assert labels[i] == drawing.label
 
 
-def test_processes_with_other_hash_seeds_agree(prints_alike):
+def test_sample_does_not_depend_on_the_hash_seed(prints_alike):
   code = (
     "import zlib; from jaxformers.data.generators import pathfinder, snakes;"
     "image = snakes.sample(pathfinder.Settings(), 3).pixels;"

@@ -22,7 +22,7 @@ def array(image):
 
 
 @pytest.mark.parametrize("name", sorted(augment.OPERATIONS))
-def test_an_operation_is_a_function_of_the_generator(name):
+def test_augment_operation_is_a_function_of_the_generator(name):
   apply = augment.OPERATIONS[name]
   first, again = (apply(picture(), 0.9, rng(4)) for _ in range(2))
   assert first.size == (32, 32)
@@ -32,7 +32,7 @@ def test_an_operation_is_a_function_of_the_generator(name):
   assert np.abs(array(apply(dull, 0.9, rng(4))) - array(dull)).max() > 0
 
 
-def test_what_some_operations_do_to_pixels():
+def test_augment_operations_change_pixels_as_documented():
   values = np.arange(256, dtype=np.uint8)
   row = Image.fromarray(np.stack([values] * 3, -1)[None])
 
@@ -55,7 +55,7 @@ def test_what_some_operations_do_to_pixels():
   assert min(same) < 40  # Between two columns, of random pixels 85 apart.
 
 
-def test_randaugment_does_each_of_two_to_half():
+def test_randaugment_applies_each_of_two_operations_to_half():
   seen = [
     np.abs(
       array(augment.randaugment(picture(), 9.0, rng(s))) - array(picture())
@@ -66,7 +66,7 @@ def test_randaugment_does_each_of_two_to_half():
   assert 0.66 < np.mean(seen) < 0.8  # 3/4, but for operations that do nothing.
 
 
-def test_crops():
+def test_augment_image_crops_within_padding():
   wide = picture(40, 60)
   part = augment.image(wide, (16, 24), Augment(crop="resized"), rng())
   assert part.size == (24, 16)
@@ -91,7 +91,7 @@ def test_crops():
   assert 35 < sum(flips) < 65
 
 
-def test_the_middle_is_seven_eighths_of_the_short_side():
+def test_fit_takes_seven_eighths_of_the_short_side():
   ramp = np.broadcast_to(
     np.arange(256, dtype=np.uint8)[None, :, None], (256, 256, 3)
   )
@@ -101,7 +101,7 @@ def test_the_middle_is_seven_eighths_of_the_short_side():
   assert augment.fit(picture(300, 500), (224, 224)).size == (224, 224)
 
 
-def test_parts_cover_the_areas_that_they_should():
+def test_random_part_covers_the_documented_areas():
   boxes = [augment._part(picture(100, 200), rng(s)) for s in range(300)]
   areas = [(x1 - x0) * (y1 - y0) / 20_000 for x0, y0, x1, y1 in boxes]
   ratios = [(x1 - x0) / (y1 - y0) for x0, y0, x1, y1 in boxes]
@@ -114,7 +114,7 @@ def test_parts_cover_the_areas_that_they_should():
   )
 
 
-def test_erasing_makes_a_box_of_noise():
+def test_erase_makes_a_box_of_noise():
   shares = []
   for seed in range(200):
     pixels = np.full((32, 32, 3), 9.0, np.float32)
@@ -133,7 +133,7 @@ def test_erasing_makes_a_box_of_noise():
 
 @pytest.mark.parametrize("how", [Augment(mixup=0.8), Augment(cutmix=1.0)])
 @pytest.mark.parametrize("count", [4, 5])
-def test_mixed_images_have_the_shares_of_their_classes(how, count):
+def test_mix_gives_images_the_shares_of_their_classes(how, count):
   images = np.zeros((count, 8, 8, 3), np.float32)
   images += np.arange(count, dtype=np.float32)[:, None, None, None]
   targets = np.arange(count, dtype=np.int32)
@@ -150,7 +150,7 @@ def test_mixed_images_have_the_shares_of_their_classes(how, count):
   assert len(set(seen)) > 5
 
 
-def test_either_of_the_two_is_done_to_half_of_the_batches():
+def test_mix_chooses_mixup_or_cutmix_for_half_of_the_batches():
   images = np.zeros((2, 8, 8, 3), np.float32)
   images[1] = 1
   how = Augment(mixup=0.8, cutmix=1.0)
@@ -167,7 +167,7 @@ def test_either_of_the_two_is_done_to_half_of_the_batches():
   ("field", "value"),
   [("crop", "corner"), ("erase", 1.5), ("mixup", -1.0), ("repeats", 0)],
 )
-def test_what_cannot_be_done(field, value):
+def test_augment_refuses_values_out_of_range(field, value):
   with pytest.raises(ValueError, match=rf"augment.{field}={value!r}"):
     Augment(**{field: value})
   with pytest.raises(ValueError, match="cannot be combined"):

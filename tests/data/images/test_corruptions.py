@@ -13,7 +13,7 @@ BOXES[8:20, 4:28] = (200, 60, 30)
 
 
 @pytest.mark.parametrize("name", sorted(c.CORRUPTIONS))
-def test_a_corruption_is_a_function_of_image_severity_and_seed(name):
+def test_corrupt_is_a_function_of_image_severity_and_seed(name):
   for severity in c.SEVERITIES:
     corrupted = c.corrupt(BOXES, name, severity, seed=3)
     assert corrupted.dtype == np.uint8
@@ -31,7 +31,7 @@ def test_a_corruption_is_a_function_of_image_severity_and_seed(name):
 @pytest.mark.parametrize(
   "name", sorted({*c.CORRUPTIONS} - {"elastic_transform", "glass_blur"})
 )
-def test_it_grows_with_the_severity(name):
+def test_corrupt_changes_more_with_the_severity(name):
   """(Theirs of the two left out do not: their strengths trade off.)"""
   far = [
     np.mean(
@@ -45,7 +45,7 @@ def test_it_grows_with_the_severity(name):
   assert far[1] > 1.2 * far[0]
 
 
-def test_what_some_of_them_are():
+def test_corrupt_noise_and_contrast_have_known_strength():
   grey = np.full((32, 32, 3), 128, np.uint8)
   noise = c.corrupt(grey, "gaussian_noise", 3).astype(float) / 255
   assert noise.std() == pytest.approx(0.08, rel=0.1)
@@ -62,7 +62,7 @@ def test_what_some_of_them_are():
     np.testing.assert_allclose(flat, grey, atol=1)
 
 
-def test_a_cloud_is_rougher_with_less_decay():
+def test_plasma_is_rougher_with_less_decay():
   rng = np.random.default_rng
   rough, smooth = (
     np.abs(np.diff(c.plasma(64, decay, rng(0)))).mean() for decay in (1.5, 4)
@@ -72,7 +72,7 @@ def test_a_cloud_is_rougher_with_less_decay():
   assert (cloud.min(), cloud.max()) == (0, 1)
 
 
-def test_what_is_no_corruption():
+def test_corrupt_refuses_an_unknown_corruption():
   with pytest.raises(ValueError, match=r"'rain'.*snow"):
     c.corrupt(BOXES, "rain", 1)
   with pytest.raises(ValueError, match="severity=6"):

@@ -33,7 +33,7 @@ def split():
   return s.Scenes(stored, (16, 16, 3), 5)
 
 
-def test_a_scene_as_it_is(split):
+def test_scene_returns_unchanged_pixels_and_labels(split):
   pixels, labels = split.scene(1)
   assert pixels.shape == (30, 18, 3)
   assert labels.shape == (30, 18)
@@ -42,7 +42,7 @@ def test_a_scene_as_it_is(split):
   assert (labels[20, :2] == -1).all()
 
 
-def test_the_middle_of_a_scene(split):
+def test_batch_takes_the_middle_of_a_scene(split):
   batch = split.batch(np.array([0, 1, 2]))
   assert batch["inputs"].shape == (3, 16, 16, 3)
   assert batch["inputs"].dtype == np.float32
@@ -52,7 +52,7 @@ def test_the_middle_of_a_scene(split):
   np.testing.assert_allclose(batch["inputs"][2], split.normalised(pixels))
 
 
-def test_training_windows_follow_from_seed_step_and_row(split):
+def test_training_windows_are_a_function_of_seed_step_and_row(split):
   train = dataclasses.replace(split, augmented=True)
   rows = np.array([0, 1, 2, 0])
   first, again = (train.batch(rows, 0, (1, 5, 0)) for _ in range(2))
@@ -66,7 +66,7 @@ def test_training_windows_follow_from_seed_step_and_row(split):
   np.testing.assert_array_equal(plain["inputs"], split.batch(rows)["inputs"])
 
 
-def test_labels_stay_with_their_pixels(split):
+def test_augmented_batch_keeps_labels_at_their_pixels(split):
   train = dataclasses.replace(split, augmented=True)
   for step in range(30):
     batch = train.batch(np.array([0, 1]), 0, (0, step, 0))
@@ -77,7 +77,7 @@ def test_labels_stay_with_their_pixels(split):
         assert np.median(row[labels == 2]) > np.median(row[labels == 0])
 
 
-def test_a_small_scene_is_filled_up(split):
+def test_batch_pads_a_small_scene_with_label_minus_1(split):
   train = dataclasses.replace(split, augmented=True, shape=(16, 48, 3))
   batch = train.batch(np.array([2] * 8), 0, (0, 0, 0))
   empty = (batch["inputs"] == 0).all(-1)
@@ -85,7 +85,7 @@ def test_a_small_scene_is_filled_up(split):
   assert (batch["targets"][empty] == -1).all()
 
 
-def test_no_class_fills_a_window_where_another_can_be_seen():
+def test_training_windows_avoid_a_single_class():
   labels = np.ones((16, 64), np.uint8)
   labels[:, 52:58] = 2
   pixels = np.zeros((16, 64, 3), np.uint8)
@@ -108,7 +108,9 @@ def test_no_class_fills_a_window_where_another_can_be_seen():
     (pictures.EPS, "no PNG file"),
   ],
 )
-def test_annotations_that_do_not_fit(tmp_path, no_program, annotation, reason):
+def test_scene_refuses_annotations_that_do_not_fit(
+  tmp_path, no_program, annotation, reason
+):
   """They are named by the folder of the split and the number there."""
   good = pictures.picture(mode="L")
   files = [pictures.picture("JPEG"), good] * 2
@@ -125,14 +127,14 @@ def test_annotations_that_do_not_fit(tmp_path, no_program, annotation, reason):
     source.batch(np.array([1, 0]))
 
 
-def test_sizes():
+def test_short_side_keeps_the_aspect_ratio():
   assert s.short_side((100, 50), 25) == (50, 25)
   assert s.short_side((1_000, 10), 100) == (400, 4)
   assert Image.new("RGB", s.short_side((3, 7), 2.2)).size == (2, 5)
 
 
 @given(st.integers(1, 200), st.integers(1, 50), st.data())
-def test_windows_see_every_pixel(length, window, data):
+def test_windows_cover_every_pixel(length, window, data):
   stride = data.draw(st.integers(1, window))
   starts = s.windows(length, window, stride)
   seen = np.zeros(max(length, window), int)

@@ -35,7 +35,7 @@ def split(encoded=False, **fields):
 
 
 @pytest.mark.parametrize("encoded", [False, True])
-def test_evaluation_sees_every_image_as_it_is(encoded):
+def test_batch_without_training_is_not_augmented(encoded):
   batch = split(encoded, augment=FULL).batch(np.array([3, 1]))
   want = (PIXELS[[3, 1]] / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)
   np.testing.assert_allclose(batch["inputs"], want, atol=1e-5)
@@ -44,7 +44,7 @@ def test_evaluation_sees_every_image_as_it_is(encoded):
 
 
 @pytest.mark.parametrize("encoded", [False, True])
-def test_augmentation_follows_from_seed_step_and_row(encoded):
+def test_augmented_batch_is_a_function_of_seed_step_and_row(encoded):
   train = split(encoded, augment=FULL)
   rows = np.arange(8)
   first, again, later = (
@@ -60,7 +60,7 @@ def test_augmentation_follows_from_seed_step_and_row(encoded):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_processes_together_see_the_batch_of_one(processes):
+def test_loader_rows_of_processes_join_to_the_batch_of_one(processes):
   train = split(augment=FULL)
   indices = Loader(train, (0,)).order(8, seed=0)(3)
   complete = Loader(train, (0,)).batch(indices, (0, 3))
@@ -74,7 +74,7 @@ def test_processes_together_see_the_batch_of_one(processes):
     )
 
 
-def test_repeated_images_stand_in_a_batch_and_differ():
+def test_repeated_images_of_a_batch_differ():
   train = split(augment=Augment(flip=True, crop="pad", repeats=3))
   loader = Loader(train, (0,))
   order = loader.order(6, seed=0)
@@ -87,7 +87,7 @@ def test_repeated_images_stand_in_a_batch_and_differ():
   assert (copies[0] != copies[1]).any() or (copies[1] != copies[2]).any()
 
 
-def test_views_of_an_image_are_seldom_mixed_with_each_other():
+def test_mixing_rarely_pairs_views_of_one_image():
   pixels = packed.pack([np.zeros(3, np.uint8)] * 600, np.arange(600))
   how = Augment(mixup=0.8, repeats=3)
   train = Images(pixels, (1, 1, 3), augment=how)
@@ -100,7 +100,7 @@ def test_views_of_an_image_are_seldom_mixed_with_each_other():
   assert np.mean(same) < 0.05  # 2 / 191 by chance.
 
 
-def test_a_part_of_a_split():
+def test_select_of_images_keeps_labels_and_changes_the_digest():
   part = split().select(np.array([7, 2]))
   assert len(part) == 2
   assert part.labels.tolist() == [1, 2]
@@ -118,7 +118,7 @@ def test_a_part_of_a_split():
     (b"", "no JPEG or PNG file"),
   ],
 )
-def test_a_damaged_file_is_named(tmp_path, no_program, file, reason):
+def test_batch_names_a_damaged_image(tmp_path, no_program, file, reason):
   files = [pictures.picture(), b"", b"", file, pictures.picture("JPEG")]
   rows = (([np.frombuffer(f, np.uint8)], 0, k) for k, f in enumerate(files))
   packed.write(tmp_path / "train", rows)

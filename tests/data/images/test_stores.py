@@ -30,7 +30,7 @@ def root(tmp_path):
   return write_folder(tmp_path / "train", files | {"n01/note.txt": b"no"})
 
 
-def test_images_in_folders_of_their_classes(root):
+def test_open_folder_reads_class_folders(root):
   classes = stores.list_classes(root)
   assert classes == ("n01", "n02", "n03")
   store = stores.open_folder(root, classes)
@@ -53,7 +53,7 @@ def test_images_in_folders_of_their_classes(root):
   assert with_empty.labels.min() == 1
 
 
-def test_what_are_no_classes(root, tmp_path):
+def test_open_folder_refuses_folders_that_are_no_classes(root, tmp_path):
   with pytest.raises(ValueError, match="'n02', which is none of the classes"):
     stores.open_folder(root, ("n01", "n03"))
   (tmp_path / "empty" / "n01").mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_what_are_no_classes(root, tmp_path):
     stores.open_folder(tmp_path / "empty", ("n01",))
 
 
-def test_labels_of_prepared_images_are_read_once(tmp_path):
+def test_open_prepared_reads_labels_once(tmp_path):
   class Examples(list):
     asked = 0
 
@@ -88,7 +88,9 @@ def test_labels_of_prepared_images_are_read_once(tmp_path):
 
 
 @pytest.mark.parametrize("content", [pictures.EPS, jpeg(9)[:-40], b""])
-def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
+def test_pixels_names_an_image_that_cannot_be_decoded(
+  root, tmp_path, no_program, content
+):
   (root / "n02" / "1.JPEG").write_bytes(content)
   store = stores.open_folder(root, stores.list_classes(root))
   split = Images(store, (16, 16, 3), True)
@@ -109,7 +111,7 @@ def test_what_cannot_be_decoded_is_named(root, tmp_path, no_program, content):
     split.pixels(np.array([0]))
 
 
-def test_what_tools_leave_is_no_image(root):
+def test_open_folder_ignores_files_of_operating_systems(root):
   classes = stores.list_classes(root)
   digest = stores.open_folder(root, classes).digest()
   (root / ".ipynb_checkpoints").mkdir()
@@ -120,7 +122,7 @@ def test_what_tools_leave_is_no_image(root):
   assert stores.open_folder(root, classes).digest() == digest
 
 
-def test_links_and_names_that_are_not_utf_8(root, tmp_path):
+def test_open_folder_follows_links_and_reads_non_utf8_names(root, tmp_path):
   other = write_folder(tmp_path / "other", {"deep/9.jpg": jpeg(9)})
   (root / "n01" / "more").symlink_to(other)
   name = os.fsencode(root) + b"/n02/\xe9.png"

@@ -12,7 +12,7 @@ def read(source, path):
   return {split: list(rows) for split, rows in source.read(path).items()}
 
 
-def test_pairs_are_read_unquoted(tmp_path):
+def test_aan_reads_pairs_unquoted(tmp_path):
   splits = read(
     aan.source(**SMALL), write_tar(tmp_path / "lra_release.gz", pairs(COUNTS))
   )
@@ -25,7 +25,7 @@ def test_pairs_are_read_unquoted(tmp_path):
   }
 
 
-def test_another_number_of_pairs_must_be_meant(tmp_path):
+def test_aan_refuses_other_counts_unless_asked_for(tmp_path):
   path = write_tar(tmp_path / "a.tar.gz", pairs(COUNTS))
   with pytest.raises(ValueError, match=r"holds 6 .*147,086.*num_train"):
     read(aan.source(), path)
@@ -35,7 +35,7 @@ def test_another_number_of_pairs_must_be_meant(tmp_path):
 @pytest.mark.parametrize(
   "line", [b"1.0\ta\tb\tone", b"2.0\ta\tb\tc\td", b"x", b"1.0\ta\tb\tc\td\te"]
 )
-def test_broken_lines_are_named(tmp_path, line):
+def test_aan_names_broken_lines(tmp_path, line):
   files = pairs(COUNTS)
   name = "lra_release/tsv_data/new_aan_pairs.train.tsv"
   files[name] = files[name].replace(b"\n", b"\n" + line + b"\n", 1)
@@ -43,7 +43,7 @@ def test_broken_lines_are_named(tmp_path, line):
     read(aan.source(**SMALL), write_folder(tmp_path / "x", files))
 
 
-def test_a_file_that_is_there_twice_is_refused(tmp_path):
+def test_aan_refuses_a_repeated_file(tmp_path):
   files = pairs(COUNTS)
   name = "lra_release/tsv_data/new_aan_pairs.train.tsv"
   files["again/new_aan_pairs.train.tsv"] = files[name]
@@ -51,7 +51,7 @@ def test_a_file_that_is_there_twice_is_refused(tmp_path):
     read(aan.source(**SMALL), write_folder(tmp_path / "x", files))
 
 
-def test_the_real_stand_in(archives):
+def test_aan_reads_the_real_sample(archives):
   source = aan.source(8_000, 1_000, 1_000)
   splits = read(source, archives / "retrieval_pairs.tar.xz")
   labels = [example["label"] for _, example in splits["test"]]

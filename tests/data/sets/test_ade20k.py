@@ -11,7 +11,7 @@ from tests.data import pictures, scenes
 FEW = ade20k.source(num_train=12, num_test=3)
 
 
-def test_images_and_annotations_go_together(tmp_path):
+def test_ade20k_pairs_images_and_annotations(tmp_path):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")
   (folder / "sceneCategories.txt").write_text("not read")
   splits = FEW.read(folder)
@@ -28,7 +28,7 @@ def test_images_and_annotations_go_together(tmp_path):
   assert FEW.read(tmp_path / "ade.tar") == splits
 
 
-def test_what_is_not_whole(tmp_path):
+def test_ade20k_refuses_incomplete_folders(tmp_path):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")
   with pytest.raises(
     ValueError, match="12 training and 3 .* of 20,210 and 2,000.*set num_train"
@@ -48,7 +48,7 @@ def test_what_is_not_whole(tmp_path):
     FEW.read(folder)
 
 
-def test_a_part_is_prepared_beside_the_whole():
+def test_ade20k_source_key_differs_for_a_part():
   assert ade20k.source().key == "scene_parse150"
   assert FEW.key == "scene_parse150-12-3"
   assert ade20k.source().counts == ade20k.COUNTS
@@ -64,7 +64,7 @@ def test_a_part_is_prepared_beside_the_whole():
     ("annotations", pictures.picture(mode="L"), "of 32 x 24 pixels instead"),
   ],
 )
-def test_files_are_decoded_before_they_are_kept(
+def test_ade20k_names_files_that_cannot_be_decoded(
   tmp_path, no_program, kind, content, reason
 ):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")

@@ -10,7 +10,7 @@ def few(monkeypatch):
   monkeypatch.setattr(ag_news, "PER_LABEL", {"train": 3, "test": 2})
 
 
-def test_articles_are_read(tmp_path, few):
+def test_ag_news_reads_articles(tmp_path, few):
   path = write_tar(tmp_path / "a.tar.gz", articles({"train": 3, "test": 2}))
   splits = ag_news.read(path)
   assert (len(splits["train"]), len(splits["test"])) == (12, 8)
@@ -24,7 +24,7 @@ def test_articles_are_read(tmp_path, few):
   )
 
 
-def test_the_test_split_alone_needs_its_own_protocol(tmp_path, few):
+def test_ag_news_without_train_csv_needs_protocol_test_only(tmp_path, few):
   files = {"test.csv": articles({"test": 2})["ag_news_csv/test.csv"]}
   folder = write_folder(tmp_path / "ag", files)
   with pytest.raises(ValueError, match="no train.csv.*protocol test_only"):
@@ -33,7 +33,7 @@ def test_the_test_split_alone_needs_its_own_protocol(tmp_path, few):
     assert len(ag_news.read_test(path)["test"]) == 8
 
 
-def test_what_is_not_ag_news_is_refused(tmp_path, few):
+def test_ag_news_refuses_other_files(tmp_path, few):
   for line in (b'"5","a","b"\n', b'"1","a"\n', b"\n"):
     (tmp_path / "test.csv").write_bytes(line)
     with pytest.raises(ValueError, match="test.csv, row 1: expected a class"):
@@ -47,7 +47,7 @@ def test_what_is_not_ag_news_is_refused(tmp_path, few):
     ag_news.read(short)
 
 
-def test_the_real_test_split(archives):
+def test_ag_news_reads_the_real_test_split(archives):
   rows = ag_news.read_test(archives / "ag_news")["test"]
   assert len(rows) == 7_600
   assert rows[0][1]["title"] == b"Fears for T N pension after talks"

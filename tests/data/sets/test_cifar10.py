@@ -29,7 +29,7 @@ def binary(pixels):
   }
 
 
-def test_the_binary_archive_of_the_authors(tmp_path, pixels):
+def test_cifar10_reads_the_published_binary_archive(tmp_path, pixels):
   splits = cifar10.read(write_folder(tmp_path / "bin", binary(pixels)))
   for split, count in (("train", 50_000), ("test", 10_000)):
     assert len(splits[split]) == count
@@ -44,7 +44,7 @@ def test_the_binary_archive_of_the_authors(tmp_path, pixels):
 
 
 @pytest.mark.parametrize("write", [write_folder, write_tar])
-def test_pickles_are_refused_unread(tmp_path, write):
+def test_cifar10_refuses_pickles_unread(tmp_path, write):
   files = {
     f"cifar-10-batches-py/{name}": b"never read" for name in cifar10.BATCHES
   }
@@ -57,7 +57,7 @@ def test_pickles_are_refused_unread(tmp_path, write):
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
-def test_broken_batches_are_refused(tmp_path, content):
+def test_cifar10_refuses_broken_batches(tmp_path, content):
   folder = write_folder(tmp_path / "x", {"data_batch_1.bin": content})
   with pytest.raises(
     ValueError, match=r"data_batch_1.bin., which is \d+ bytes long"
@@ -71,7 +71,7 @@ def picture(size=(32, 32), kind="PNG", colour=(10, 20, 30)):
   return file.getvalue()
 
 
-def test_folders_of_classes(tmp_path, monkeypatch, no_program):
+def test_cifar10_reads_class_folders(tmp_path, monkeypatch, no_program):
   monkeypatch.setattr(cifar10, "PER_LABEL", {"train": 2, "test": 1})
   files = {
     f"c/{split}/{label}/{i}.{kind}": picture(

@@ -20,7 +20,7 @@ def files(per_label=None):
   return content
 
 
-def test_fine_labels_and_planes(tmp_path):
+def test_cifar100_reads_fine_labels_and_colour_planes(tmp_path):
   content = files()
   splits = cifar100.read(write_folder(tmp_path / "x", content))
   assert {name: len(rows) for name, rows in splits.items()} == {
@@ -42,7 +42,7 @@ def test_fine_labels_and_planes(tmp_path):
     (lambda c: c[:1] + b"\xff" + c[2:], "labels beyond 99"),
   ],
 )
-def test_what_is_not_cifar100(tmp_path, change, message):
+def test_cifar100_refuses_other_files(tmp_path, change, message):
   content = files({"train": 1, "test": 100})
   name = "cifar-100-binary/test.bin"
   content[name] = change(content[name])
@@ -50,12 +50,12 @@ def test_what_is_not_cifar100(tmp_path, change, message):
     cifar100.read(write_tar(tmp_path / "cifar-100-binary.tar.gz", content))
 
 
-def test_a_hundred_names_in_order():
+def test_cifar100_labels_are_100_sorted_names():
   assert len(cifar100.LABELS) == 100
   assert list(cifar100.LABELS) == sorted(set(cifar100.LABELS))
 
 
-def test_pickles_are_refused_unread(tmp_path):
+def test_cifar100_refuses_pickles_unread(tmp_path):
   files = {
     f"cifar-100-python/{name}": b"never read" for name in ("meta", "train")
   }

@@ -6,7 +6,7 @@ from tests.data.archives import imdb as reviews
 from tests.data.archives import write_folder, write_tar
 
 
-def test_reviews_are_read_and_strangers_passed_over(tmp_path, monkeypatch):
+def test_imdb_reads_reviews_and_skips_other_files(tmp_path, monkeypatch):
   monkeypatch.setattr(imdb, "PER_LABEL", 2)
   path = write_tar(tmp_path / "a.tar.gz", reviews(2))
   splits = imdb.read(path)
@@ -26,7 +26,7 @@ def test_reviews_are_read_and_strangers_passed_over(tmp_path, monkeypatch):
   }
 
 
-def test_other_counts_are_refused(tmp_path):
+def test_imdb_refuses_other_counts(tmp_path):
   path = write_tar(tmp_path / "a.tar.gz", reviews(2))
   with pytest.raises(
     ValueError, match="holds 2 examples of 'neg' under 'train'"
@@ -34,7 +34,7 @@ def test_other_counts_are_refused(tmp_path):
     imdb.read(path)
 
 
-def test_the_real_archive(archives):
+def test_imdb_reads_the_real_archive(archives):
   path = archives / "aclImdb_v1.tar.gz"
   splits = imdb.read(path)
   assert {name: len(split) for name, split in splits.items()} == {

@@ -16,7 +16,7 @@ def pack(source, folder, archive=""):
   )
 
 
-def test_generated_and_written_as_lra_are_the_same(tmp_path):
+def test_listops_generated_equals_its_export(tmp_path):
   generated, info = pack(f.generated(SETTINGS), tmp_path)
   assert info["settings"]["num_train"] == 20
   direct = listops.generate(SETTINGS)
@@ -30,7 +30,7 @@ def test_generated_and_written_as_lra_are_the_same(tmp_path):
     np.testing.assert_array_equal(back[name].labels, split.labels)
 
 
-def test_other_settings_are_another_folder():
+def test_listops_source_key_depends_on_the_settings():
   other = listops.Settings(min_length=5, max_length=61, **SMALL)
   assert f.generated(SETTINGS).key != f.generated(other).key
   assert f.released().key == "listops-lra"
@@ -45,7 +45,7 @@ FILES = {
 ONE = dict(num_train=1, num_validation=1, num_test=1)
 
 
-def test_the_files_are_found_in_the_whole_release(tmp_path):
+def test_listops_released_finds_its_files_in_the_release(tmp_path):
   path = write_tar(tmp_path / "lra_release.gz", FILES)
   rows = f.released(**ONE).read(path)["validation"]
   assert rows[0][1]["label"] == "3"
@@ -63,7 +63,7 @@ def test_the_files_are_found_in_the_whole_release(tmp_path):
     (b"[MAX 2 3 ]\t\xff", "a tab and a digit"),
   ],
 )
-def test_broken_lines_are_named(tmp_path, line, message):
+def test_listops_released_names_broken_lines(tmp_path, line, message):
   name = "lra_release/listops-1000/basic_val.tsv"
   files = FILES | {name: b"Source\tTarget\n" + line + b"\n"}
   path = write_folder(tmp_path / "x", files)
@@ -71,7 +71,7 @@ def test_broken_lines_are_named(tmp_path, line, message):
     f.released(**ONE).read(path)
 
 
-def test_other_counts_are_refused(tmp_path):
+def test_listops_released_refuses_other_counts(tmp_path):
   path = write_folder(tmp_path / "x", FILES)
   with pytest.raises(ValueError, match="holds 1 examples .* instead of 96,000"):
     f.released().read(path)

@@ -28,7 +28,7 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.slow
-def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
+def test_pathfinder_generated_equals_its_export(tmp_path, small_chunks):
   splits, info = pack(f.generated(SETTINGS, tmp_path / "work"), tmp_path)
   images = splits["easy"]
   assert (len(images), info["source"]) == (12, "generated")
@@ -53,7 +53,7 @@ def test_generated_and_exported_are_the_same(tmp_path, small_chunks):
     np.testing.assert_array_equal(back.labels[order], images.labels)
 
 
-def test_a_generation_that_was_stopped_goes_on(
+def test_pathfinder_generation_resumes_after_an_interrupt(
   tmp_path, small_chunks, monkeypatch
 ):
   chunk = snakes.chunk
@@ -84,7 +84,7 @@ def array(content):
   return file.getvalue()
 
 
-def test_damaged_chunks_are_generated_again(tmp_path, small_chunks):
+def test_pathfinder_regenerates_damaged_chunks(tmp_path, small_chunks):
   source = f.generated(SETTINGS, tmp_path / "work")
   list(f._generate(SETTINGS, tmp_path / "work" / source.key))
   chunks = sorted((tmp_path / "work" / source.key).iterdir())
@@ -102,7 +102,9 @@ def test_damaged_chunks_are_generated_again(tmp_path, small_chunks):
     assert splits["easy"].labels[i] == sample.label
 
 
-def test_half_a_chunk_does_not_stay(tmp_path, small_chunks, monkeypatch):
+def test_pathfinder_generation_leaves_no_partial_chunk(
+  tmp_path, small_chunks, monkeypatch
+):
   def fail(file, **arrays):
     file.write(b"half")
     raise OSError(errno.ENOSPC, "No space left on device")
@@ -137,7 +139,7 @@ def release(rows=4, **files):
   return others | {f"{root}/{name}": data for name, data in content.items()}
 
 
-def test_the_level_is_found_in_the_whole_release(tmp_path):
+def test_pathfinder_released_finds_its_level_in_the_release(tmp_path):
   path = write_tar(tmp_path / "lra_release.gz", release())
   rows = f.released(32, "hard", 4).read(path)["hard"]
   # Keys are those of LRA's own builder: they decide the split.
@@ -153,19 +155,19 @@ def test_the_level_is_found_in_the_whole_release(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["pathfinder.tar", "pathfinder64.tar.gz"])
-def test_the_archive_may_have_any_name(tmp_path, name):
+def test_pathfinder_released_accepts_any_archive_name(tmp_path, name):
   files = release() | {"x.png": b"a stranger", "y.npy": b"another"}
   rows = f.released(32, "hard", 4).read(write_tar(tmp_path / name, files))
   assert len(rows["hard"]) == 4
 
 
-def test_what_is_exported_is_not_written_over(tmp_path):
+def test_pathfinder_export_refuses_to_overwrite(tmp_path):
   f.export(SETTINGS, tmp_path)
   with pytest.raises(ValueError, match="exists already: delete it"):
     f.export(SETTINGS, tmp_path)
 
 
-def test_metadata_as_the_generator_writes_it(tmp_path):
+def test_pathfinder_released_reads_npy_metadata(tmp_path):
   rows = [["imgs/0", f"sample_{i}.png", str(i), "1"] for i in range(4)]
   file = io.BytesIO()
   np.save(file, np.array(rows))
@@ -176,7 +178,7 @@ def test_metadata_as_the_generator_writes_it(tmp_path):
   assert {example["label"] for _, example in rows} == {"same"}
 
 
-def test_the_one_empty_picture_is_passed_over(tmp_path):
+def test_pathfinder_released_skips_the_one_empty_picture(tmp_path):
   empty = {"imgs/0/sample_2.png": b""}
   path = write_folder(tmp_path / "x", release(**empty))
   assert len(f.released(32, "hard", 4).read(path)["hard"]) == 3
@@ -214,7 +216,9 @@ def test_the_one_empty_picture_is_passed_over(tmp_path):
     ({"metadata/0.npy": b""}, "holds 0 examples"),
   ],
 )
-def test_what_is_broken_is_refused(tmp_path, no_program, files, message):
+def test_pathfinder_released_refuses_broken_files(
+  tmp_path, no_program, files, message
+):
   path = write_folder(tmp_path / "x", release(**files))
   with pytest.raises(ValueError, match=message):
     f.released(32, "hard", 4).read(path)

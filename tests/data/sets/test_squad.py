@@ -12,7 +12,7 @@ from tests.data.archives import write_folder, write_tar
 SOURCE = squad.source(8, 4)
 
 
-def test_questions_are_read_from_a_folder_and_a_tar(tmp_path):
+def test_squad_reads_questions_from_a_folder_and_a_tar(tmp_path):
   content = files({"train": 2, "dev": 1})
   folder = write_folder(tmp_path / "squad", content)
   splits = SOURCE.read(folder)
@@ -31,7 +31,7 @@ def test_questions_are_read_from_a_folder_and_a_tar(tmp_path):
   assert SOURCE.read(tar) == splits
 
 
-def test_other_counts_and_formats_are_refused(tmp_path):
+def test_squad_refuses_other_counts_and_formats(tmp_path):
   folder = write_folder(tmp_path / "few", files({"train": 1, "dev": 1}))
   with pytest.raises(ValueError, match="holds 4 examples under 'train' inst"):
     SOURCE.read(folder)
@@ -77,7 +77,7 @@ def official(predictions, answers):
   return {"f1": total_f1 / count, "exact_match": total_exact / count}
 
 
-def test_scores_are_those_of_the_official_script():
+def test_squad_evaluate_matches_the_official_script():
   random.seed(0)
   parts = ["The", "a", "an", "cat", "cat,", "Cat's", "\u00e9t\u00e9", "theme"]
   parts += ["--", "", "1,000", "dog.", "\u2019s", "A-b"]
@@ -102,11 +102,11 @@ def test_scores_are_those_of_the_official_script():
     ("the", "a", 0, 1),  # Both are empty: equal, without a common word.
   ],
 )
-def test_scores_by_hand(predicted, answer, f1, exact):
+def test_squad_f1_and_exact_match_by_hand(predicted, answer, f1, exact):
   assert squad.f1_score(predicted, answer) == pytest.approx(f1)
   assert squad.exact_match(predicted, answer) == exact
 
 
-def test_nothing_is_not_scored():
+def test_squad_evaluate_refuses_no_questions():
   with pytest.raises(ValueError, match="no questions"):
     squad.evaluate([], [])

@@ -5,7 +5,7 @@ from tests.data.archives import simcse as files
 from tests.data.archives import write_folder, write_tar
 
 
-def test_sentences_and_pairs_are_read_in_sentevals_order(tmp_path):
+def test_sts12_reads_sentences_and_pairs_in_sentevals_order(tmp_path):
   content = files(7)
   folder = write_folder(tmp_path / "simcse", content)
   splits = sts12.read(folder)
@@ -25,7 +25,7 @@ def test_sentences_and_pairs_are_read_in_sentevals_order(tmp_path):
   assert sts12.read(tar) == splits
 
 
-def test_what_is_missing_or_damaged_is_named(tmp_path):
+def test_sts12_names_missing_or_damaged_files(tmp_path):
   content = files(7)
   gold = "STS/STS12-en-test/STS.gs.MSRvid.txt"
   few = {name: text for name, text in content.items() if name != gold}
@@ -44,7 +44,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path):
     sts12.read(twice)
 
 
-def test_without_sts_b_there_is_no_validation(tmp_path):
+def test_sts12_without_sts_b_has_no_validation_split(tmp_path):
   content = files(7)
   del content["STS/STSBenchmark/sts-dev.csv"]
   splits = sts12.read(write_folder(tmp_path / "simcse", content))

@@ -52,14 +52,14 @@ SPLITS = {
 }
 
 
-def test_names_say_the_split():
+def test_split_of_reads_the_split_from_names():
   def check(name, split):
     assert text_files.split_of(name) == split
 
   assert_all(check, SPLITS.items())
 
 
-def test_texts_of_a_folder_in_the_order_of_their_names(tmp_path, capsys):
+def test_text_files_are_read_in_the_order_of_names(tmp_path, capsys):
   path = folder(
     tmp_path,
     **{
@@ -86,7 +86,7 @@ def test_texts_of_a_folder_in_the_order_of_their_names(tmp_path, capsys):
   assert read(tmp_path / "texts.tar.gz") == read(path)
 
 
-def test_without_names_all_is_for_training(tmp_path):
+def test_text_files_without_split_names_are_training_texts(tmp_path):
   files = {f"{'sub__' * (k % 2)}{k}.md": f"text {k}" for k in range(25)}
   files["twice.txt"] = "text 3"
   splits = read(folder(tmp_path, **files))
@@ -102,7 +102,7 @@ def test_without_names_all_is_for_training(tmp_path):
   assert len(moved) <= 2  # By their hashes, not by chance.
 
 
-def test_one_text_has_nothing_to_be_held_out(tmp_path):
+def test_text_files_refuse_one_text_without_validation(tmp_path):
   path = folder(tmp_path, **{"train.txt": "one"})
   with pytest.raises(ValueError, match=r"1 training texts and no validation"):
     text_files.read(path)
@@ -111,7 +111,7 @@ def test_one_text_has_nothing_to_be_held_out(tmp_path):
     text_files.read(path)
 
 
-def test_long_texts_are_cut_at_lines():
+def test_pieces_cuts_long_texts_at_lines():
   text = b"aaa\nbb\nc\ndddddd\ne"
   for size in (1, 4, 9, 100):
     parts = list(text_files.pieces(text, size))
@@ -121,7 +121,7 @@ def test_long_texts_are_cut_at_lines():
   assert list(text_files.pieces(b"no end of line", 3)) == [b"no end of line"]
 
 
-def test_what_is_no_text(tmp_path):
+def test_text_files_refuse_folders_without_training_text(tmp_path):
   path = folder(tmp_path, **{"test.txt": "three"})
   with pytest.raises(ValueError, match="no training text but test"):
     text_files.read(path)
@@ -131,7 +131,7 @@ def test_what_is_no_text(tmp_path):
     text_files.read(empty)
 
 
-def test_another_folder_is_another_source(tmp_path):
+def test_text_files_source_key_depends_on_the_folder(tmp_path):
   path = folder(tmp_path, **{"a.txt": "one"})
   first = text_files.source(path).key
   (path / "b.txt").write_text("more")
@@ -143,7 +143,7 @@ TEXT = "one two na\u00efve\n"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_encodings_are_told_by_their_marks(tmp_path, encoding):
+def test_text_files_detect_encodings_by_byte_order_marks(tmp_path, encoding):
   path = folder(
     tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": ""}
   )
@@ -152,7 +152,7 @@ def test_encodings_are_told_by_their_marks(tmp_path, encoding):
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16-le", "utf-16-be"])
-def test_other_encodings_are_refused_by_name(tmp_path, encoding):
+def test_text_files_refuse_other_encodings(tmp_path, encoding):
   path = folder(
     tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": ""}
   )
@@ -164,7 +164,7 @@ def test_other_encodings_are_refused_by_name(tmp_path, encoding):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_files_of_systems_are_passed_over(tmp_path, pack):
+def test_text_files_skip_files_of_operating_systems(tmp_path, pack):
   names = ("train.txt", "valid.txt", "test.txt")
   path = folder(tmp_path, **dict.fromkeys(names, TEXT))
   plain = text_files.source(path).key
@@ -180,7 +180,7 @@ def test_files_of_systems_are_passed_over(tmp_path, pack):
   }
 
 
-def test_links_are_followed(tmp_path):
+def test_text_files_follow_links(tmp_path):
   path = folder(
     tmp_path, **{"train__a.txt": "a", "valid.txt": "b", "test.txt": "c"}
   )
@@ -204,7 +204,7 @@ def test_links_are_followed(tmp_path):
     read(path)
 
 
-def test_names_that_are_not_utf_8(tmp_path):
+def test_text_files_accept_names_that_are_not_utf8(tmp_path):
   path = folder(
     tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": "c"}
   )
@@ -219,7 +219,9 @@ def test_names_that_are_not_utf_8(tmp_path):
 @pytest.mark.parametrize(
   ("ending", "module"), [("gz", gzip), ("BZ2", bz2), ("xz", lzma)]
 )
-def test_one_compressed_text(tmp_path, ending, module):
+def test_decoded_reads_one_compressed_text_and_a_folder_refuses_it(
+  tmp_path, ending, module
+):
   path = tmp_path / f"texts.txt.{ending}"
   path.write_bytes(module.compress(TEXT.encode() * 3))
   (_, content), *more = text_files._decoded(path)
@@ -231,14 +233,14 @@ def test_one_compressed_text(tmp_path, ending, module):
     list(text_files._decoded(path))
 
 
-def test_a_compressed_file_that_is_no_text(tmp_path):
+def test_text_files_refuse_a_compressed_file_that_is_no_text(tmp_path):
   path = tmp_path / "texts.gz"
   path.write_bytes(gzip.compress(TEXT.encode() * 99))
   with pytest.raises(ValueError, match="a compressed 'texts', and neither"):
     read(path)
 
 
-def test_a_zip_is_refused_as_what_it_is(tmp_path):
+def test_text_files_refuse_a_zip_archive(tmp_path):
   with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
     file.writestr("train.txt", TEXT)
   with pytest.raises(ValueError, match="texts.zip is a zip archive.*unpack it"):

@@ -10,7 +10,7 @@ from tests import draws, initial
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_it_is_the_mixer_and_what_it_is_added_to(residual):
+def test_attention_only_block_adds_the_mixer_to_its_input(residual):
   x = draws.normal(0, (2, 6, 8))
   kw = {"mask": jnp.ones((2, 6), bool), "carry": None, "train": False}
   block = BLOCKS["attention_only"](

@@ -27,7 +27,7 @@ MIXER_OF = {
 @pytest.mark.parametrize(
   "name", long_except(("gated", "pre_norm", "isometric"), sorted(BLOCKS))
 )
-def test_a_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
+def test_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
   options = {"max_len": 6} if name == "gated" else {}
   mixers = []
   if name != "isometric":  # It has no mixer.

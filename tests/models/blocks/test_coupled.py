@@ -99,7 +99,7 @@ def loss(params, model, key):
   "name",
   long_except(["transject"], ["transformer", "neutreno", "transject"]),
 )
-def test_gradients_in_reverse_are_those_of_stored_activations(name):
+def test_coupled_reversible_gradients_equal_stored_gradients(name):
   """Without dropout, whose masks are others; losses of a mixer included."""
   params = moved(build(name))
   grads = {}
@@ -148,7 +148,7 @@ def test_rounding_grows_slowly_with_depth(depth):
   assert off < 1e-6 * depth
 
 
-def test_nothing_is_guaranteed_of_distances():
+def test_coupled_layers_have_no_certificate():
   model = build("transformer")
   report = lipschitz.measure_encoder(
     model, moved(model), np.asarray(IDS), steps=5
@@ -157,7 +157,7 @@ def test_nothing_is_guaranteed_of_distances():
   assert "no certificate" in report["guaranteed"]["says"][0]
 
 
-def test_what_cannot_be_coupled():
+def test_coupled_refuses_wrong_options():
   with pytest.raises(ValueError, match=r"d_model=15 is odd.*even"):
     build("s5", d_model=15)
   with pytest.raises(
@@ -215,7 +215,7 @@ def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   chex.assert_trees_all_close(found["sequences"], (low, high), rtol=1e-6)
 
 
-def test_no_two_sequences_move_beyond_the_bound_of_a_bounded_layer():
+def test_coupled_bound_holds_for_any_two_sequences():
   """The norm and the mean, under changes of one token and of all."""
   n, d = 6, 8
   model = build(
@@ -254,7 +254,7 @@ def test_no_two_sequences_move_beyond_the_bound_of_a_bounded_layer():
   assert max(nearness) > 0.2
 
 
-def test_norms_and_other_mixers_have_no_interval():
+def test_coupled_certificate_is_empty_with_norms_or_unbounded_mixers():
   for name, block in (("allpass", {}), ("s4d", {"norm_type": "none"})):
     model = build(name, mixer=BOUNDED.get(name, {"state_size": 4}), block=block)
     layers = invertible.layers_of(model.stacks()["encoder"])

@@ -13,7 +13,7 @@ def solve(y, branch, rate, mask=None, **options):
   return fixed_point.solve(y, branch, rate, mask, **options)
 
 
-def test_solve_stops_where_rounding_does():
+def test_solve_stops_at_rounding_precision():
   y = jnp.asarray([3.0, -2.0])
   x, steps = solve(y, lambda x: 0.5 * x, 0.5)
   np.testing.assert_allclose(x, y / 1.5, rtol=1e-6)
@@ -28,7 +28,7 @@ def test_solve_stops_where_rounding_does():
   assert int(steps) < 5
 
 
-def test_solve_waits_for_every_token_by_its_own_size():
+def test_solve_converges_every_token_relative_to_its_norm():
   y = jnp.asarray([[1e5, 0.0], [1.0, 1.0], [jnp.nan, 1.0]])
   # The first is done at once, for its branch is constant there.
   x, _ = solve(y, lambda x: 0.49 * jnp.minimum(x, 2.0), 0.49)
@@ -44,7 +44,7 @@ def test_solve_waits_for_every_token_by_its_own_size():
   assert int(steps) <= 2
 
 
-def test_solve_ends_where_a_branch_rounds():
+def test_solve_ends_for_branches_of_low_precision():
   """As on accelerators at lower precision: a step function."""
   y = draws.normal(0, (50, 8))
 

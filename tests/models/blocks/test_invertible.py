@@ -77,7 +77,7 @@ def objective(params, model, ids=IDS):
 
 
 @pytest.mark.parametrize(("name", "gating"), FORMS)
-def test_gradients_are_those_of_stored_activations(name, gating):
+def test_reversible_gradients_equal_stored_gradients(name, gating):
   params = moved(build(name, "stored", gating))
   grads = {}
   kinds = ["stored", "reversible"]
@@ -103,7 +103,7 @@ def test_gradients_are_those_of_stored_activations(name, gating):
 @pytest.mark.parametrize(
   "activations", long_except(("reversible",), ("recomputed", "reversible"))
 )
-def test_what_is_seen_of_the_layers_is_the_same(activations):
+def test_reversible_intermediates_equal_stored_intermediates(activations):
   ids = IDS[:2]
   params = moved(build("transject", "stored"))
 
@@ -135,7 +135,7 @@ def kept(name, activations, num_layers):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("optimized")
-def test_memory_does_not_grow_with_depth():
+def test_reversible_memory_does_not_grow_with_depth():
   flat = [kept("random_transject", "reversible", n) for n in (2, 6)]
   assert flat[1] < 1.2 * flat[0]
   inputs = [kept("random_transject", "recomputed", n) for n in (2, 6)]
@@ -146,7 +146,7 @@ def test_memory_does_not_grow_with_depth():
 
 
 @pytest.mark.usefixtures("optimized")
-def test_recomputing_keeps_less_than_storing_for_any_encoder():
+def test_recomputed_memory_is_below_stored_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)
     return cost.count_cost(model, 128).activations
@@ -155,7 +155,7 @@ def test_recomputing_keeps_less_than_storing_for_any_encoder():
 
 
 @pytest.mark.long
-def test_bfloat16_trains_in_reverse_too():
+def test_reversible_bfloat16_gradients_are_near_float32():
   params = moved(build("transject", "stored"))
   grads = [
     jax.jit(
@@ -174,7 +174,7 @@ def test_bfloat16_trains_in_reverse_too():
   assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
-def test_other_layers_are_not_taken_for_transjects():
+def test_layers_of_rejects_other_layers():
   class Mine(TransJect):
     pass
 
@@ -186,7 +186,7 @@ def test_other_layers_are_not_taken_for_transjects():
     invertible.require_layers(block)
 
 
-def test_what_cannot_be_run_backwards():
+def test_require_layers_names_the_invertible_models():
   with pytest.raises(
     ValueError, match=r"those of allpass.*isometric.*transject.*recomputed"
   ):
@@ -273,7 +273,7 @@ def scale(monkeypatch):
   return build
 
 
-def test_another_invertible_block_trains_in_reverse(scale):
+def test_user_invertible_block_trains_in_reverse(scale):
   params = initial.params(scale(), IDS)
   grads = {}
   for kind in ("stored", "recomputed", "reversible"):
@@ -286,7 +286,7 @@ def test_another_invertible_block_trains_in_reverse(scale):
     )
 
 
-def test_another_invertible_block_is_undone(scale):
+def test_user_invertible_block_is_undone(scale):
   params = initial.params(scale(), IDS)
   hidden, side = inverse.forward(scale(), params, IDS)
   x = inverse.inverse(scale(), params, hidden[-1], side)
@@ -295,7 +295,7 @@ def test_another_invertible_block_is_undone(scale):
   assert np.abs(hidden[-1] - hidden[0])[mask].max() > 0.1
 
 
-def test_another_invertible_block_has_its_certificate(scale):
+def test_user_invertible_block_has_its_certificate(scale):
   params = initial.params(scale(), IDS)
   report = lipschitz.measure_encoder(scale(), params, np.asarray(IDS), steps=20)
   low, high = report["guaranteed"]["all"]["tokens"]
@@ -317,7 +317,7 @@ INVERTIBLE = [
   "name",
   long_except(("isometric", "transject"), INVERTIBLE),
 )
-def test_pure_layers_are_the_modules(name):
+def test_invertible_forward_equals_the_modules(name):
   model = build(name, "stored")
   params = moved(model)
   variables = models.make_variables(model, params)

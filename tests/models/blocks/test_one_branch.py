@@ -16,7 +16,7 @@ KW = {"mask": jnp.ones((2, 5), bool), "carry": None}
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_it_adds_the_mixer_to_x(norm_first):
+def test_one_branch_block_adds_the_mixer_to_its_input(norm_first):
   block = BLOCKS["one_branch"](
     MIXERS["lru"], num_layers=1, norm_first=norm_first
   )
@@ -34,7 +34,7 @@ def test_it_adds_the_mixer_to_x(norm_first):
   chex.assert_trees_all_close(y, want, atol=1e-6)
 
 
-def test_dropout_takes_whole_channels():
+def test_one_branch_dropout_drops_whole_channels():
   block = BLOCKS["one_branch"](MIXERS["lru"], num_layers=1, dropout_rate=0.5)
   params = initial.params(block, X, seed=1, **KW)
   y, _ = block.apply(

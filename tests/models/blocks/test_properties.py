@@ -83,18 +83,22 @@ class PropertiesTest(chex.TestCase):
 
   @chex.variants(with_jit=True)
   @parameterized.parameters(*[(label, kind) for label, *_, kind in BLOCKS])
-  def test_distances_stay_within_the_certificate(self, label, kind):
+  def test_block_distances_stay_within_the_certificate(self, label, kind):
     self.check_distances(label, kind)
 
   @chex.variants(with_pmap=True)
   @parameterized.parameters(("certified", "sequences"), ("paper", "tokens"))
-  def test_mapped_distances_stay_within_it(self, label, kind):
+  def test_block_distances_under_pmap_stay_within_the_certificate(
+    self, label, kind
+  ):
     """Under pmap a block computes what it does under jit: two blocks."""
     self.check_distances(label, kind)
 
   @chex.variants(without_jit=True)
   @parameterized.parameters(("isometric", "sequences"), ("paper", "tokens"))
-  def test_distances_without_jit_stay_within_it(self, label, kind):
+  def test_block_distances_without_jit_stay_within_the_certificate(
+    self, label, kind
+  ):
     """Programs of single operations take long to compile: two blocks."""
     self.check_distances(label, kind)
 

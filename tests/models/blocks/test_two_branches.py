@@ -13,7 +13,7 @@ from tests import draws, initial
 
 
 @pytest.mark.parametrize("use_norm", [False, True])
-def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
+def test_rezero_block_starts_as_identity_and_is_its_formula(use_norm):
   """x + r F(x), one r for both branches, with no LayerNorm unless asked."""
   block = BLOCKS["rezero"](
     MIXERS["softmax"], num_layers=1, mlp_dim=6, use_norm=use_norm
@@ -38,7 +38,7 @@ def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
   chex.assert_trees_all_close(got, want, atol=1e-5)
 
 
-def test_dropout_acts_in_training_only():
+def test_pre_norm_dropout_acts_in_training_only():
   block = BLOCKS["pre_norm"](MIXERS["softmax"], num_layers=1, dropout_rate=0.5)
   x = draws.normal(0, (1, 3, 4))
   kw = {"mask": jnp.ones((1, 3), bool), "carry": None}
@@ -49,7 +49,7 @@ def test_dropout_acts_in_training_only():
   assert not np.allclose(still, moved)
 
 
-def test_layer_norm_beside_that_of_transjects_baselines():
+def test_layer_norm_is_near_that_of_transjects_baselines():
   """Theirs divides by the unbiased deviation plus 1e-6 (docs/mixers.md)."""
   x = np.array([[[1.0, 2.0, 5.0, 9.0]]])
   norm = LayerNorm()
@@ -60,7 +60,7 @@ def test_layer_norm_beside_that_of_transjects_baselines():
   np.testing.assert_allclose(y / theirs, np.sqrt(4 / 3), rtol=1e-4)
 
 
-def test_megas_block_drops_the_update_once():
+def test_gated_block_drops_the_mega_update_once():
   """The mixer drops its h; the block drops after the feed-forward alone."""
   x = draws.normal(0, (2, 5, 8))
   kw = {"mask": jnp.ones((2, 5), bool), "carry": None}

@@ -32,7 +32,7 @@ def build(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_encoder_is_undone_to_its_tokens(form):
+def test_isometric_encoder_is_undone_to_its_tokens(form):
   model = build(form, positions="none" if form == "pointwise" else "learned")
   params = initial.params(model, IDS)
   hidden, side = inverse.forward(model, params, IDS)
@@ -43,7 +43,7 @@ def test_the_encoder_is_undone_to_its_tokens(form):
   chex.assert_trees_all_equal(found[mask], np.asarray(IDS)[mask])
 
 
-def test_numbers_come_back_too():
+def test_isometric_inverse_recovers_real_numbers():
   model = models.build(
     "isometric",
     vocab_size=0,
@@ -61,7 +61,7 @@ def test_numbers_come_back_too():
   chex.assert_trees_all_close(found, x, atol=1e-4, rtol=0)
 
 
-def test_the_report_speaks_of_sequences_alone():
+def test_isometric_report_guarantees_sequences_only():
   model = build()
   params = initial.params(model, IDS)
   content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=20)
@@ -77,7 +77,7 @@ def test_the_report_speaks_of_sequences_alone():
 
 
 @pytest.mark.parametrize("a", BOUNDS)
-def test_the_width_of_the_certificate_follows_the_option(a):
+def test_isometric_certificate_width_follows_the_option(a):
   model = build(a=a, a_max=0.5, num_layers=4)
   params = initial.params(model, IDS)
   rows = lipschitz.guaranteed(model, params, None, [1.0] * 4)
@@ -88,7 +88,7 @@ def test_the_width_of_the_certificate_follows_the_option(a):
   chex.assert_trees_all_close(high, (1 + a) ** 4, rtol=1e-4)
 
 
-def test_eigenvalues_do_not_decay():
+def test_isometric_kinds_mark_eigenvalues():
   model = build()
   params = models.shapes(model)
   layer = find_kinds(model.stacks(), params)["encoder"]["layer_0"]
@@ -96,7 +96,7 @@ def test_eigenvalues_do_not_decay():
   assert layer["bias"] == layer["alpha"] == ""
 
 
-def test_options_that_no_filter_has():
+def test_isometric_refuses_widths_its_dilations_do_not_divide():
   with pytest.raises(ValueError, match=r"d_model=8 with 3 dilations.*of 12"):
     build(dilations=(1, 2, 3))
   with pytest.raises(ValueError, match=r"form 'wide'.*pointwise"):
@@ -107,7 +107,7 @@ def test_options_that_no_filter_has():
     build(d_model=6)
 
 
-def test_half_precision_is_near():
+def test_isometric_half_precision_is_near_float32():
   model = build()
   params = initial.params(model, IDS)
   half = models.build(

@@ -51,7 +51,7 @@ def stack(model, seed=0, alpha=1.5):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
 @pytest.mark.parametrize("a", long_except(["wide"], ["wide", "budget"]))
-def test_the_encoder_is_undone_to_its_tokens(name, causal, a):
+def test_contractive_encoder_is_undone_to_its_tokens(name, causal, a):
   model = build(name, causal=causal, block={"a": a})
   params = initial.params(model, IDS)
   hidden, side = inverse.forward(model, params, IDS)
@@ -140,7 +140,7 @@ def test_a_causal_encoder_is_undone_causally(name):
   chex.assert_trees_all_close(back, other, atol=1e-5, rtol=0)
 
 
-def test_a_language_model_keeps_the_certificate():
+def test_contractive_language_model_keeps_the_certificate():
   """A causal TransJect whose tokens meet: injective between sequences."""
   model = models.build(
     "allpass",
@@ -165,7 +165,7 @@ def test_a_language_model_keeps_the_certificate():
   assert 0 < low < 1 < high
 
 
-def test_the_width_of_the_certificate_follows_the_option():
+def test_contractive_certificate_width_follows_the_option():
   for a, bound in (("budget", 0.5), ("wide", 0.7)):
     layers, weights = stack(build(block={"a": a, "a_max": 0.7}))
     row = layers.certificate(weights[0], None, 1.0)
@@ -175,7 +175,7 @@ def test_the_width_of_the_certificate_follows_the_option():
     assert row["a"] ** layers.max_steps() < np.finfo(np.float64).eps
 
 
-def test_a_mixer_without_a_bound_is_refused():
+def test_contractive_block_refuses_a_mixer_without_bound():
   block = models.BLOCKS["contractive"](models.MIXERS["softmax"], 2)
   with pytest.raises(ValueError, match=r"'contractive'.*allpass, or s4d"):
     block.invertible()

@@ -72,7 +72,7 @@ HOLES = MASK & (np.arange(LENGTH) != 2)[None]
 
 
 @pytest.mark.parametrize("form", iso.FORMS)
-def test_a_layer_is_its_formula(form):
+def test_isometric_layer_is_its_formula(form):
   with jax.enable_x64(True):
     of = layers(form)
     w, x = weights(of), tokens()
@@ -93,7 +93,7 @@ def test_a_layer_is_its_formula(form):
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 24])
-def test_the_budget_is_that_of_a_layer_of_transject(num_layers):
+def test_strength_has_the_lipschitz_budget_of_transject(num_layers):
   """(1 - alpha / L)^2 below, and no more than (1 + alpha / L)^2 above."""
   for r in (0.0, 0.3, -2.0, 50.0):
     a = float(iso.strength(jnp.float32(r), num_layers, "budget", 0.9))
@@ -111,7 +111,7 @@ def test_the_budget_is_that_of_a_layer_of_transject(num_layers):
 @pytest.mark.parametrize(
   ("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 2e-6)]
 )
-def test_a_layer_is_undone(form, a, dtype, tolerance):
+def test_isometric_layer_is_undone(form, a, dtype, tolerance):
   """Relative to the norm of a sequence; a = 0.9 amplifies rounding tenfold."""
   with jax.enable_x64(dtype == np.float64):
     of = layers(form, a)
@@ -198,14 +198,14 @@ def test_ascent_finds_no_two_sequences_outside_the_certificate(kind):
 
 
 @given(a=st.floats(0, 0.99), u=st.floats(-1e3, 1e3))
-def test_folding_is_undone(a, u):
+def test_unfold_undoes_fold(a, u):
   y = iso.fold(np.float64(u), np.float64(a))
   chex.assert_trees_all_close(
     float(iso.unfold(np.float32(y), np.float32(a))), u, rtol=1e-4, atol=1e-30
   )
 
 
-def test_tokens_of_both_kinds_of_padding_do_not_matter():
+def test_isometric_layer_reads_no_padding():
   of = layers()
   w = weights(of)
   x = tokens().astype(np.float32)
@@ -229,7 +229,7 @@ def test_one_token_reaches_all_others():
   assert not (after - before)[1].any()
 
 
-def test_a_fixed_point_has_steps_enough_for_its_greatest_rate():
+def test_max_steps_suffice_for_the_greatest_rate():
   for a, rate in (("wide", 0.9), ("budget", 1 - (2 / 3) ** 2)):
     steps = layers("feed_forward", a).max_steps()
     assert rate**steps < np.finfo(np.float64).eps

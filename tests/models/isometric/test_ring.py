@@ -109,7 +109,7 @@ def test_norms_are_kept_and_the_adjoint_undoes_it(
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 97, 256, 1_999])
-def test_full_batches_keep_norms_too(n):
+def test_ring_filter_keeps_norms_of_full_batches(n):
   """By the Fourier transform of n points, n prime or a power of two."""
   x = np.random.default_rng(n).normal(size=(2, n, WIDTH))
   mask = np.ones((2, n), bool)
@@ -121,7 +121,7 @@ def test_full_batches_keep_norms_too(n):
   assert_between(norms(np.asarray(back) - x), 0, 1e-12 * norms(x))
 
 
-def test_gradients_are_those_of_the_formula():
+def test_ring_filter_gradients_match_finite_differences():
   """Of tokens and eigenvalues, by finite differences, for both forms."""
   x = np.random.default_rng(0).normal(size=(2, 9, WIDTH))
   weights = np.random.default_rng(1).normal(size=x.shape)
@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_formula():
     chex.assert_trees_all_close(slope, (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
 
 
-def test_padding_changes_nothing_and_is_never_read():
+def test_ring_filter_reads_no_padding():
   filters = sections()
   x = np.random.default_rng(0).normal(size=(2, 30, WIDTH)).astype(np.float32)
   mask = np.arange(30)[None] < np.array([[30], [11]])
@@ -163,7 +163,7 @@ def test_padding_changes_nothing_and_is_never_read():
   chex.assert_trees_all_close(y[1:, :11], alone, atol=3e-5, rtol=0)
 
 
-def test_dilations_spread_over_the_length():
+def test_spread_dilations_cover_the_length():
   assert ring.spread_dilations(64, 1_024) == (1, 2, 4, 8, 16, 32, 64, 128)
   assert ring.spread_dilations(32, 1) == (1,)
   assert 8 % len(ring.spread_dilations(32, 4_000)) == 0
@@ -171,7 +171,7 @@ def test_dilations_spread_over_the_length():
     ring.spread_dilations(6, 100)
 
 
-def test_a_ring_has_a_greatest_length():
+def test_ring_filter_refuses_too_long_sequences():
   x = jax.ShapeDtypeStruct((1, ring.LONGEST + 1, WIDTH), jnp.float32)
   mask = jax.ShapeDtypeStruct(x.shape[:2], bool)
   with pytest.raises(ValueError, match=r"65537 tokens.*65536"):

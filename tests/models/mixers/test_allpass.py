@@ -147,7 +147,7 @@ def test_a_cascade_looks_back_as_far_as_its_dilations():
   np.testing.assert_allclose(lag, sum(dilations), rtol=1e-9)
 
 
-def test_dilations_grow_fourfold_to_an_eighth_of_the_length():
+def test_cascade_dilations_grow_fourfold_to_an_eighth_of_the_length():
   assert allpass.cascade_dilations(1_024) == (1, 4, 16, 64)
   assert allpass.cascade_dilations(8_192) == (1, 4, 16, 64, 256, 1_024)
   assert allpass.cascade_dilations(8) == allpass.cascade_dilations(1) == (1,)
@@ -176,7 +176,7 @@ def outputs(params, x, options):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_mixer_is_its_formula(causal, monkeypatch):
+def test_allpass_mixer_is_its_formula(causal, monkeypatch):
   """Under a mask with holes."""
   monkeypatch.setattr(sequential, "D", 8)
   options = SMALL | {"causal": causal}
@@ -204,7 +204,7 @@ def jacobian(mixer, params, n, d):
 
 
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
-def test_no_direction_is_expanded_and_a_causal_mixer_sees_no_future(causal):
+def test_allpass_mixer_expands_no_direction_and_is_causal(causal):
   n, d = 9, 4
   with jax.enable_x64(True):
     mixer = MIXERS["allpass"](**SMALL, causal=causal, dtype=jnp.float64)
@@ -220,7 +220,7 @@ def test_no_direction_is_expanded_and_a_causal_mixer_sees_no_future(causal):
   np.testing.assert_array_equal(seen, np.tri(n) > 0 if causal else seen | True)
 
 
-def test_channels_come_in_pairs():
+def test_allpass_mixer_refuses_odd_pairs_of_channels():
   with pytest.raises(ValueError, match="6 channels.*both directions.*of 4"):
     sequential.init(MIXERS["allpass"](), 6)
   with pytest.raises(ValueError, match="5 channels.*multiple of 2"):

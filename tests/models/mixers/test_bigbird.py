@@ -24,7 +24,7 @@ def graph(order, last, blocks, count):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_it_is_dense_attention_under_its_graph(count):
+def test_bigbird_is_dense_attention_under_its_graph(count):
   n, size, blocks = 30, 3, 10
   mask = np.ones((2, n), bool)
   mask[1, 4] = mask[1, 22:] = False  # The last block with a token is the 8th.
@@ -49,7 +49,7 @@ def test_it_is_dense_attention_under_its_graph(count):
   )
 
 
-def test_all_blocks_at_random_is_softmax():
+def test_bigbird_with_all_random_blocks_is_softmax():
   q, k, v = heads(n=30)
   mask = tokens(30)
   want = dense(q, k, v, mask[:, None])
@@ -72,7 +72,7 @@ def test_random_blocks_are_neither_near_nor_global_nor_padding():
 
 
 @pytest.mark.parametrize("options", [{"block_size": 0}, {"num_random": -1}])
-def test_what_cannot_be(options):
+def test_bigbird_refuses_wrong_options(options):
   x, (option,) = jnp.ones((1, 1, 4, 2)), options
   call = functools.partial(bigbird, x, x, x, dropout=None, draw=None, max_len=4)
   with pytest.raises(ValueError, match=f"{option}={options[option]}"):

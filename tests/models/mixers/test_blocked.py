@@ -6,7 +6,7 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import blocked
 
 
-def test_a_sequence_is_cut_padded_and_put_together():
+def test_merge_undoes_split():
   x = jnp.arange(14.0).reshape(1, 1, 7, 2)
   cut = blocked.split(x, 3)
   assert cut.shape == (1, 1, 3, 3, 2)
@@ -14,7 +14,7 @@ def test_a_sequence_is_cut_padded_and_put_together():
   np.testing.assert_array_equal(blocked.merge(cut, 7), x)
 
 
-def test_neighbours_end_in_zeros():
+def test_neighbours_pad_the_ends_with_zeros():
   x = jnp.arange(1, 7).reshape(3, 2)  # Three blocks of two.
   around = blocked.neighbours(x, 1, 1, 0)
   assert around.tolist() == [
@@ -24,7 +24,7 @@ def test_neighbours_end_in_zeros():
   ]
 
 
-def test_keys_of_all_blocks_and_of_one_share_a_softmax():
+def test_attend_to_shares_a_softmax_over_block_and_global_keys():
   q, k, v = (
     jnp.asarray(a)
     for a in np.random.default_rng(0).normal(size=(3, 1, 1, 2, 3, 4))
@@ -40,6 +40,6 @@ def test_keys_of_all_blocks_and_of_one_share_a_softmax():
     np.testing.assert_allclose(y[0, 0, block], want, atol=1e-5)
 
 
-def test_a_block_has_tokens():
+def test_check_size_refuses_an_empty_block():
   with pytest.raises(ValueError, match="block_size=0 is below 1"):
     blocked.check_size("block_size", 0)

@@ -10,7 +10,7 @@ from jaxformers.scan import Pair
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 100])
-def test_powers_are_summed(n):
+def test_sum_powers_is_the_direct_sum(n):
   rng = np.random.default_rng(0)
   log = -rng.uniform(0, 0.3, (3, 4)) + 1j * rng.uniform(-2, 2, (3, 4))
   weight = rng.normal(size=(3, 4)) + 1j * rng.normal(size=(3, 4))
@@ -26,7 +26,7 @@ def test_powers_are_summed(n):
 
 
 @pytest.mark.parametrize("n", [1, 6, 33])
-def test_both_directions_are_sums(n):
+def test_convolve_is_the_direct_sum_in_both_directions(n):
   rng = np.random.default_rng(1)
   x, forward, back = (
     rng.normal(size=shape) for shape in [(2, n, 3), (3, n), (3, n)]
@@ -42,7 +42,7 @@ def test_both_directions_are_sums(n):
   np.testing.assert_allclose(y, want, atol=1e-12)
 
 
-def test_holes_are_closed_and_opened_again():
+def test_move_back_undoes_to_front():
   x = jnp.arange(12.0).reshape(2, 6, 1)
   mask = jnp.array([[1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 0]], bool)
   front, moved = convolution.to_front(x, mask)

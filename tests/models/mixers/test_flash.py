@@ -49,7 +49,7 @@ def pulled(attend, q, k, v, g):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("attend", [softmax, kernelized])
-def test_blocks_give_the_same_result_and_gradients(
+def test_flash_attention_has_the_result_and_gradients_of_dense(
   blocks, monkeypatch, attend, causal
 ):
   call = functools.partial(
@@ -61,7 +61,7 @@ def test_blocks_give_the_same_result_and_gradients(
 
 
 @pytest.mark.parametrize("attend", [softmax, kernelized])
-def test_dropped_weights_are_the_same_backwards(blocks, attend):
+def test_flash_dropout_is_the_same_in_the_backward_pass(blocks, attend):
   """Values that are one-hot show the weights, dropped ones too."""
   q, k, _, g = draw(1)
   eye = jnp.broadcast_to(jnp.eye(N), (2, 3, N, N))
@@ -94,7 +94,7 @@ def test_dropped_weights_are_the_same_backwards(blocks, attend):
   )
 
 
-def test_a_query_that_sees_nothing_has_uniform_weights(blocks):
+def test_flash_query_without_keys_has_uniform_weights(blocks):
   q, k, v, g = draw(3)
   mask = jnp.zeros((2, N), bool)
   call = functools.partial(softmax, mask=mask, dropout=Dropout())
@@ -112,7 +112,7 @@ def test_a_query_that_sees_nothing_has_uniform_weights(blocks):
   chex.assert_trees_all_close(dv, want, atol=1e-6)
 
 
-def test_scores_of_any_size_give_finite_gradients(blocks):
+def test_flash_large_scores_give_finite_gradients(blocks):
   q, k, v, g = draw(4)
   y, grads = pulled(
     functools.partial(softmax, mask=tokens(), dropout=Dropout()),
@@ -124,7 +124,7 @@ def test_scores_of_any_size_give_finite_gradients(blocks):
   chex.assert_tree_all_finite((y, grads))
 
 
-def test_half_precision_keeps_its_type(blocks):
+def test_flash_keeps_half_precision(blocks):
   q, k, v, g = draw(5)
   halves = [a.astype(jnp.bfloat16) for a in (q, k, v, g)]
   call = functools.partial(softmax, mask=tokens(), dropout=Dropout())
@@ -135,7 +135,7 @@ def test_half_precision_keeps_its_type(blocks):
 
 
 @pytest.mark.parametrize("attend", [softmax, kernelized])
-def test_memory_grows_as_n(monkeypatch, attend):
+def test_flash_memory_grows_linearly(monkeypatch, attend):
   """The greatest array of forward and backward pass has no axes n x n."""
   monkeypatch.setattr(flash, "BLOCK", 8)
 
@@ -158,7 +158,7 @@ def test_memory_grows_as_n(monkeypatch, attend):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_gpus_attention_is_the_same(monkeypatch, causal):
+def test_flash_cudnn_path_equals_softmax(monkeypatch, causal):
   """JAX's own attention stands for cuDNN's here, in the type of the latter."""
   halves = [a[:, :, :26].astype(jnp.bfloat16) for a in draw(6)]
   q, k, v, g = (jnp.tile(a, (1, 1, 1, 2)) for a in halves)

@@ -39,7 +39,7 @@ def formula(q, k, v, mask, place, count):
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_it_is_the_formula(count):
+def test_informer_is_its_formula(count):
   q, k, v = heads()
   place = np.random.default_rng(1).uniform(size=(20, 5))
   want = formula(q, k, v, tokens(), place, count)
@@ -55,7 +55,7 @@ def test_it_is_the_formula(count):
   )
 
 
-def test_all_queries_is_softmax():
+def test_informer_with_all_queries_is_softmax():
   q, k, v = heads()
   place = np.random.default_rng(1).uniform(size=(N, 3))
   agree(
@@ -69,7 +69,7 @@ def test_all_queries_is_softmax():
   )
 
 
-def test_counts_follow_the_greatest_length():
+def test_informer_counts_follow_max_len():
   asked = []
 
   def draw(name, make):
@@ -85,7 +85,7 @@ def test_counts_follow_the_greatest_length():
 @pytest.mark.parametrize(
   "options", [{"factor": 0.0}, {"num_queries": -1}, {"num_queries": 5}]
 )
-def test_what_cannot_be(options):
+def test_informer_refuses_wrong_options(options):
   x, (option,) = jnp.ones((1, 1, 4, 2)), options
   call = functools.partial(
     informer, x, x, x, draw=None, dropout=None, max_len=4

@@ -7,7 +7,7 @@ from tests.models.mixers.oracle import E, N, agree, heads, tokens
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_formula(causal):
+def test_kernelized_is_its_formula(causal):
   q, k, v = heads()
   seen = tokens()[:, None, None]
   if causal:
@@ -17,7 +17,7 @@ def test_it_is_the_formula(causal):
   agree(kernelized, (q, k, v), want, causal=causal)
 
 
-def test_alike_queries_and_keys_sum_the_values():
+def test_kernelized_with_equal_queries_and_keys_sums_the_values():
   """Exact where dense attention is: no distances, so weights 1, not 1 / n."""
   q, _, v = heads()
   q = np.broadcast_to(q[:, :, :1], q.shape)
@@ -25,7 +25,7 @@ def test_alike_queries_and_keys_sum_the_values():
   agree(kernelized, (q, q, v), np.broadcast_to(total, v.shape))
 
 
-def test_a_kernel_is_at_most_one_however_large_its_arguments():
+def test_gaussian_kernel_is_at_most_one():
   for scale in (1e3, 1e5):
     x = jnp.asarray(scale * heads(1)[0], jnp.float32)
     weights = gaussian(x, x)

@@ -12,7 +12,7 @@ def by_kernel(weights, v, seen):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_formula(causal):
+def test_linear_attention_is_its_formula(causal):
   n = 2 * linear.CHUNK + 3 if causal else 12
   q, k, v = heads(n=n)
   phi_q, phi_k = (
@@ -25,13 +25,13 @@ def test_it_is_the_formula(causal):
   agree(linear.linear, (q, k, v), want, causal=causal)
 
 
-def test_far_below_zero_a_feature_keeps_its_digits():
+def test_elu_and_one_is_accurate_far_below_zero():
   x = jnp.array([-30.0, -12.3, -0.1, 0.0, 2.0])
   want = [np.exp(-30.0), np.exp(-12.3), np.exp(-0.1), 1.0, 3.0]
   np.testing.assert_allclose(linear.elu_and_one(x), want, rtol=1e-6)
 
 
-def test_features_of_a_kernel_give_that_attention():
+def test_by_features_is_exact_for_a_finite_kernel():
   """Exact where the kernel has finite features: (q . k)^2 of two channels."""
   q, k, v = heads(e=2)
 
@@ -47,7 +47,7 @@ def test_features_of_a_kernel_give_that_attention():
   np.testing.assert_allclose(y, want, atol=5e-6)
 
 
-def test_without_keys_it_is_zero():
+def test_by_features_without_keys_is_zero():
   q = jnp.ones((1, 1, 3, 2))
   y = linear.by_features(q, 0 * q, q, causal=False)
   np.testing.assert_array_equal(y, np.zeros((1, 1, 3, 2)))

@@ -9,7 +9,7 @@ SMALL = {"scale": 1 / 17}
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_formula(causal):
+def test_linearized_is_its_formula(causal):
   n = 2 * CHUNK + 3 if causal else 12
   q, k, v = heads(n=n)
   seen = tokens(n)[:, None, None]

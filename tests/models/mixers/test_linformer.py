@@ -29,7 +29,9 @@ def formula(q, k, v, mask, by_k, by_v):
 @pytest.mark.parametrize("train_projection", [True, False])
 @pytest.mark.parametrize("share_key_value", [True, False])
 @pytest.mark.parametrize("share_heads", [True, False])
-def test_it_is_the_formula(share_heads, share_key_value, train_projection):
+def test_linformer_is_its_formula(
+  share_heads, share_key_value, train_projection
+):
   q, k, v = heads()
   shape = (5, 16) if share_heads else (H, 5, 16)
   by_k, by_v = np.random.default_rng(1).normal(size=(2, *shape))
@@ -52,7 +54,7 @@ def test_it_is_the_formula(share_heads, share_key_value, train_projection):
   )
 
 
-def test_the_identity_of_full_rank_is_softmax():
+def test_linformer_with_identity_of_full_rank_is_softmax():
   q, k, v = heads()
   mask = np.ones((2, N), bool)
   eye = given(project_keys=np.eye(N), project_values=np.eye(N))
@@ -62,7 +64,7 @@ def test_the_identity_of_full_rank_is_softmax():
 
 
 @pytest.mark.parametrize("rank", [0, 9])
-def test_what_cannot_be(rank):
+def test_linformer_refuses_a_rank_out_of_range(rank):
   x = jnp.ones((1, 1, 4, 2))
   tools = dict.fromkeys(("draw", "dropout", "param"))
   call = functools.partial(linformer, x, x, x, max_len=4, **tools)

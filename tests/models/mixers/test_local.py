@@ -8,7 +8,7 @@ SMALL = {"block_size": 4}
 
 
 @pytest.mark.parametrize(("size", "causal"), [(5, False), (5, True), (3, True)])
-def test_it_is_dense_attention_under_its_mask(size, causal):
+def test_local_is_dense_attention_under_its_mask(size, causal):
   i, j = np.arange(N)[:, None], np.arange(N)
   seen = (i // size == j // size) & tokens()[:, None]
   if causal:
@@ -18,6 +18,6 @@ def test_it_is_dense_attention_under_its_mask(size, causal):
   agree(local, (q, k, v), dense(q, k, v, seen), block_size=size, causal=causal)
 
 
-def test_one_block_is_softmax():
+def test_local_with_one_block_is_softmax():
   q, k, v = heads()
   agree(local, (q, k, v), dense(q, k, v, tokens()[:, None]), block_size=64)

@@ -13,7 +13,9 @@ SMALL = {"window": 4}
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("num_global", [0, 1, 3])
 @pytest.mark.parametrize("window", [4, 6])
-def test_it_is_dense_attention_under_its_mask(window, num_global, causal):
+def test_longformer_is_dense_attention_under_its_mask(
+  window, num_global, causal
+):
   i, j = np.arange(N)[:, None], np.arange(N)
   seen = (np.abs(i - j) <= window // 2) | (j < num_global)
   past = (j <= i) if causal else (j <= N)
@@ -35,7 +37,7 @@ def test_it_is_dense_attention_under_its_mask(window, num_global, causal):
   )
 
 
-def test_a_window_over_all_is_softmax():
+def test_longformer_with_a_full_window_is_softmax():
   q, k, v = heads()
   want = dense(q, k, v, tokens()[:, None])
   agree(longformer, (q, k, v), want, project=None, window=2 * N, num_global=0)
@@ -49,7 +51,7 @@ def test_a_window_over_all_is_softmax():
     ({"num_global": -1}, "num_global=-1"),
   ],
 )
-def test_what_cannot_be(options, message):
+def test_longformer_refuses_wrong_options(options, message):
   x = jnp.ones((1, 1, 4, 2))
   call = functools.partial(longformer, x, x, x, project=None, dropout=None)
   with pytest.raises(ValueError, match=message):

@@ -36,7 +36,7 @@ def outputs(params, x, options):
     {"causal": True, "glu": "none", "max_phase": 0.3},
   ],
 )
-def test_it_is_its_recurrence(options):
+def test_lru_is_its_recurrence(options):
   sequential.check(
     "lru",
     lambda params, x: outputs(params, x, options),
@@ -45,7 +45,7 @@ def test_it_is_its_recurrence(options):
   )
 
 
-def test_eigenvalues_start_uniformly_on_the_ring():
+def test_lru_eigenvalues_start_on_the_ring():
   with jax.enable_x64(True):
     mixer = MIXERS["lru"](
       state_size=4_000, r_min=0.4, r_max=0.9, max_phase=0.5, dtype=jnp.float64
@@ -66,6 +66,6 @@ def test_eigenvalues_start_uniformly_on_the_ring():
     np.testing.assert_allclose(found, quantiles, atol=3 * 0.5 / np.sqrt(4_000))
 
 
-def test_a_ring_has_two_radii():
+def test_lru_refuses_r_min_above_r_max():
   with pytest.raises(ValueError, match="r_min=0.9 and r_max=0.5"):
     sequential.init(MIXERS["lru"](r_min=0.9, r_max=0.5), 3)

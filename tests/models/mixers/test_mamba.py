@@ -29,12 +29,12 @@ def outputs(params, x):
 
 @pytest.mark.parametrize("part", [4, 128])
 @pytest.mark.parametrize("options", [{}, {"expansion": 1, "step_rank": 3}])
-def test_it_is_its_recurrence(monkeypatch, part, options):
+def test_mamba_is_its_recurrence(monkeypatch, part, options):
   monkeypatch.setattr(mamba, "PART", part)
   sequential.check("mamba", outputs, SMALL | options, shift=0.1)
 
 
-def test_it_starts_as_published():
+def test_mamba_starts_as_published():
   params = sequential.init(MIXERS["mamba"](step_min=1e-3, step_max=0.1), 40)
   np.testing.assert_allclose(
     np.exp(params["A_log"]), np.tile(np.arange(1, 17), (80, 1)), rtol=1e-6

@@ -98,7 +98,7 @@ def outputs(params, x, places, options):
     {"weights": "laplace", "bias": "rotary", "truncation": 4},
   ],
 )
-def test_it_is_its_equations(monkeypatch, block, options):
+def test_mega_is_its_equations(monkeypatch, block, options):
   monkeypatch.setattr(mega, "BLOCK", block)
   _, mask = sequential.inputs()
   places = iter([np.flatnonzero(row) for row in mask] * 2)
@@ -115,7 +115,7 @@ def test_it_is_its_equations(monkeypatch, block, options):
   )
 
 
-def test_a_matrix_of_distances_by_hand():
+def test_toeplitz_bias_by_hand():
   values = jnp.arange(6.0)
   want = [[2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]]
   np.testing.assert_array_equal(mega._toeplitz(values, 3, 4), want)
@@ -130,6 +130,6 @@ def test_a_matrix_of_distances_by_hand():
     ({}, "needs max_len"),
   ],
 )
-def test_wrong_options(options, message):
+def test_mega_refuses_wrong_options(options, message):
   with pytest.raises(ValueError, match=message):
     sequential.init(MIXERS["mega"](**options), 4)

@@ -57,7 +57,7 @@ def formula(q, k, v, mask, count, released=False):
 
 
 @pytest.mark.parametrize("init", ["sample", "batch"])
-def test_it_is_the_formula(init):
+def test_nystromformer_is_its_formula(init):
   q, k, v = heads()
   want = formula(q, k, v, tokens(), 4, released=init == "batch")
   agree(
@@ -72,7 +72,7 @@ def test_it_is_the_formula(init):
   )
 
 
-def test_a_landmark_for_every_token_is_softmax():
+def test_nystromformer_with_all_landmarks_is_softmax():
   q, k, v = heads()
   want = dense(q, k, v, tokens()[:, None])
   options = {
@@ -84,7 +84,7 @@ def test_a_landmark_for_every_token_is_softmax():
   agree(nystromformer, (q, k, v), want, atol=2e-4, **options)
 
 
-def test_the_convolution_is_of_the_values_of_tokens():
+def test_nystromformer_convolves_values_of_tokens_only():
   q, k, v = heads()
   mask, kernel = tokens(), np.random.default_rng(3).normal(size=(3, H))
   plain = formula(q, k, v, mask, 4)
@@ -109,7 +109,7 @@ def test_the_convolution_is_of_the_values_of_tokens():
     ({"inverse_init": "original"}, "inverse_init 'original'"),
   ],
 )
-def test_what_cannot_be(options, message):
+def test_nystromformer_refuses_wrong_options(options, message):
   x = jnp.ones((1, 1, 4, 2))
   call = functools.partial(nystromformer, x, x, x, param=None, max_len=4)
   options = {"num_landmarks": 4} | options
@@ -117,7 +117,7 @@ def test_what_cannot_be(options, message):
     call(mask=jnp.ones((1, 4), bool), **options)
 
 
-def test_a_landmark_for_every_token_is_not_softmax_attention_in_six_steps():
+def test_nystromformer_of_six_steps_with_all_landmarks_is_not_softmax():
   """As the docstring says: the authors' code takes softmax attention there."""
   q, k, v = heads()
   mask = np.ones((B, N), bool)

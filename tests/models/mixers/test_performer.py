@@ -37,7 +37,7 @@ def estimate(q, k, v, w, seen, epsilon=0.0, mask=None):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_formula(causal):
+def test_performer_is_its_formula(causal):
   n = 40 if causal else N  # Three chunks, the last cut.
   q, k, v = heads(n=n)
   w = np.random.default_rng(1).normal(size=(H, 7, E))
@@ -49,7 +49,7 @@ def test_it_is_the_formula(causal):
   agree(performer, (q, k, v), want, draw=draw, num_features=7, causal=causal)
 
 
-def test_with_the_released_epsilon():
+def test_performer_with_the_released_epsilon_is_its_formula():
   q, k, v = heads()
   w = np.random.default_rng(1).normal(size=(H, 7, E))
   mask = tokens()
@@ -58,7 +58,7 @@ def test_with_the_released_epsilon():
   agree(performer, (q, k, v), want, **options)
 
 
-def test_the_error_falls_as_features_grow():
+def test_performer_error_falls_with_more_features():
   q, k, v = heads(n=32)
   q, k = q / 2, k / 2  # The variance grows as exp(|q + k|^2).
   mask = np.ones((2, 32), bool)
@@ -82,7 +82,7 @@ def test_the_error_falls_as_features_grow():
   assert many < 0.1 * np.std(want)
 
 
-def test_great_keys_neither_overflow_nor_vanish():
+def test_performer_of_large_keys_neither_overflows_nor_vanishes():
   q, k, v = (jnp.asarray(20 * a, jnp.float32) for a in heads())
   w = jnp.asarray(np.random.default_rng(1).normal(size=(H, 7, E)), jnp.float32)
   y = performer(
@@ -92,7 +92,7 @@ def test_great_keys_neither_overflow_nor_vanish():
   assert (jnp.abs(y).max(2) > 0.1).all()
 
 
-def test_the_past_is_kept_whatever_comes_later():
+def test_performer_causal_sums_do_not_depend_on_later_keys():
   """Keys whose exponents are hundreds above those before them."""
   q, k, v = (jnp.asarray(a, jnp.float32) for a in heads(n=40))
   w = jnp.asarray(np.random.default_rng(1).normal(size=(H, 7, E)), jnp.float32)
@@ -111,7 +111,7 @@ def test_the_past_is_kept_whatever_comes_later():
     assert jnp.abs(y - z)[:, :, at + 1 :].max() > 0.1
 
 
-def test_features_are_orthogonal_in_blocks_and_normal():
+def test_orthogonal_features_are_orthogonal_in_blocks_with_normal_norms():
   w = orthogonal_features(jax.random.key(0), 3, 10, 4)
   assert w.shape == (3, 10, 4)
   for at in (slice(0, 4), slice(4, 8), slice(8, 10)):
@@ -131,7 +131,7 @@ def test_features_are_orthogonal_in_blocks_and_normal():
     ({"epsilon": 1e-4, "causal": True}, "epsilon=0.0001 with causal=True"),
   ],
 )
-def test_what_cannot_be(options, message):
+def test_performer_refuses_wrong_options(options, message):
   x = jnp.ones((1, 1, 4, 2))
   call = functools.partial(performer, x, x, x, draw=None)
   with pytest.raises(ValueError, match=message):

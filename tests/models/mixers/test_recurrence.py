@@ -13,7 +13,7 @@ Y = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 
 
 @pytest.mark.parametrize("form", recurrence.GLUS)
-def test_a_gate_is_its_equation(form):
+def test_gated_output_is_its_equation(form):
   gate = recurrence.GatedOutput(form, "gelu")
   params = gate.init(jax.random.key(0), Y, train=False).get("params", {})
   want = sequential.gated(form, sequential.gelu, params, Y)
@@ -21,13 +21,13 @@ def test_a_gate_is_its_equation(form):
   np.testing.assert_allclose(y, want, atol=2e-6)
 
 
-def test_an_unknown_gate():
+def test_gated_output_refuses_an_unknown_gate():
   with pytest.raises(ValueError, match="glu 'half'.*full, half1, half2, none"):
     sequential.init(MIXERS["lru"](glu="half"), 4)
 
 
 @pytest.mark.parametrize("name", ["lru", "s5", "s4d"])
-def test_dropout_acts_in_training_only(name):
+def test_recurrent_dropout_drops_channels_in_training_only(name):
   mixer = MIXERS[name](state_size=4, dropout_rate=0.5, glu="none")
   params = sequential.init(mixer, 4)
   kw = {"mask": jnp.ones((2, 5), bool), "carry": None}
@@ -44,7 +44,7 @@ def test_dropout_acts_in_training_only(name):
   assert (dropped == dropped[:, :1]).all() and dropped.any()
 
 
-def test_both_directions_have_no_first_state():
+def test_bidirectional_lru_sees_both_ends_from_everywhere():
   """A bidirectional mixer sees a change at either end from everywhere."""
   mixer = MIXERS["lru"](state_size=8, r_min=0.9, r_max=0.99)
   params = sequential.init(mixer, 4)

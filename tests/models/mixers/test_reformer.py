@@ -65,7 +65,7 @@ def formula(q, v, mask, rotations, size, same_bucket=True, correct=True):
 
 @pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("same_bucket", [True, False])
-def test_it_is_the_formula(same_bucket, correct):
+def test_reformer_is_its_formula(same_bucket, correct):
   n = 26
   q, v = heads(2, n=n)
   mask = tokens(n)
@@ -87,14 +87,14 @@ def test_it_is_the_formula(same_bucket, correct):
   )
 
 
-def test_one_bucket_is_softmax_of_shared_queries_and_keys():
+def test_reformer_with_one_bucket_is_softmax_of_shared_keys():
   q, v = heads(2)
   want = weigh(itself_last(q), tokens()[:, None, None]) @ v
   options = {"num_buckets": 1, "num_hashes": 2, "chunk_size": 12}
   agree(reformer, (q, v), want, draw=None, max_len=12, **options)
 
 
-def test_a_model_with_one_bucket_hashes_nothing():
+def test_reformer_model_with_one_bucket_draws_no_hashes():
   """All hash rounds and all drawn keys give the same."""
   sizes = dict(vocab_size=9, max_len=8, num_classes=2, d_model=8, num_layers=1)
   ids = jnp.array([[1, 2, 3, 4, 5, 6, 7, 8], [3, 2, 1, 4, 5, 0, 0, 0]])
@@ -110,7 +110,7 @@ def test_a_model_with_one_bucket_hashes_nothing():
     model.init(jax.random.key(0), ids, train=False)
 
 
-def test_opposite_vectors_are_in_opposite_buckets():
+def test_buckets_of_opposite_vectors_are_opposite():
   rotations = jnp.asarray(np.random.default_rng(0).normal(size=(H, E, 2, 3)))
   q = jnp.asarray(heads(1)[0], jnp.float32)
   one, other = (buckets_of(x, rotations, (6,)) for x in (q, -q))
@@ -118,7 +118,7 @@ def test_opposite_vectors_are_in_opposite_buckets():
   assert set(np.unique(one)) == set(range(6))
 
 
-def test_many_buckets_are_made_of_two_hashes():
+def test_buckets_of_many_buckets_combine_two_hashes():
   assert factors_of(6) == (6,)
   assert factors_of(128) == (128,)  # As in Hugging Face's code.
   assert factors_of(256) == (16, 16)
@@ -141,7 +141,7 @@ def test_many_buckets_are_made_of_two_hashes():
     ({"chunk_size": 0}, "chunk_size=0"),
   ],
 )
-def test_what_cannot_be(options, message):
+def test_reformer_refuses_wrong_options(options, message):
   x = jnp.ones((1, 1, 4, 2))
   call = functools.partial(reformer, x, x, draw=None, dropout=None, max_len=4)
   with pytest.raises(ValueError, match=message):

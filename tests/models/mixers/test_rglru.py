@@ -37,23 +37,23 @@ def outputs(params, x):
 
 
 @pytest.mark.parametrize("options", [{}, {"width": 8, "num_heads": 4}])
-def test_it_is_its_recurrence(options):
+def test_rglru_is_its_recurrence(options):
   sequential.check("rglru", outputs, SMALL | options, shift=0.1)
 
 
-def test_factors_start_between_nine_tenths_and_almost_one():
+def test_rglru_factors_start_between_09_and_0999():
   params = sequential.init(MIXERS["rglru"](width=400), 4)
   start = np.exp(-sequential.softplus(np.asarray(params["Lambda"])))
   assert 0.9 <= start.min() < 0.92 and 0.99 < start.max() <= 0.999
 
 
-def test_the_slope_of_the_root_has_a_bound():
+def test_rglru_square_root_has_a_bounded_slope():
   slope = jax.grad(rglru._bounded_root)
   np.testing.assert_allclose(slope(0.0), 1_000, rtol=1e-6)
   np.testing.assert_allclose(slope(0.25), 1.0)
 
 
-def test_there_is_one_direction():
+def test_causal_recurrences_refuse_causal_false():
   for name in ("rglru", "mamba"):
     with pytest.raises(ValueError, match=f"'{name}' reads earlier.*or choose"):
       sequential.init(MIXERS[name](causal=False), 4)

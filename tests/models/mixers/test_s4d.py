@@ -48,7 +48,7 @@ def outputs(params, x, options):
     {"causal": True, "num_ssm": 4, "glu": "none"},
   ],
 )
-def test_it_is_its_recurrence(options):
+def test_s4d_is_its_recurrence(options):
   sequential.check(
     "s4d",
     lambda params, x: outputs(params, x, options),
@@ -57,7 +57,7 @@ def test_it_is_its_recurrence(options):
   )
 
 
-def test_one_token_has_no_neighbours():
+def test_s4d_of_one_token_is_its_recurrence():
   options = SMALL | {"glu": "none"}
   sequential.check(
     "s4d", lambda params, x: outputs(params, x, options), options, n=8
@@ -65,7 +65,7 @@ def test_one_token_has_no_neighbours():
 
 
 @pytest.mark.parametrize("start", ["legs", "lin", "inv"])
-def test_it_starts_from_its_table(start):
+def test_s4d_starts_from_its_table(start):
   params = sequential.init(MIXERS["s4d"](state_size=16, start=start), 3)
   table = {
     "legs": state_space.legs(16)[0][8:],
@@ -114,7 +114,7 @@ def test_a_certified_convolution_expands_no_distance(causal):
   assert 0.7 < norms[-1] <= gain * (1 + 1e-9)
 
 
-def test_a_certified_mixer_does_not_depend_on_padding():
+def test_certified_s4d_does_not_depend_on_padding():
   x, mask = sequential.inputs()
   mixer = MIXERS["s4d"](**SMALL, certified=True, max_len=40)
   params = sequential.init(mixer, sequential.D)
@@ -131,14 +131,14 @@ def test_a_certified_mixer_does_not_depend_on_padding():
   )
 
 
-def test_a_gate_has_no_certificate():
+def test_s4d_gain_refuses_gates_and_dropout():
   with pytest.raises(ValueError, match="glu='none'.*no dropout"):
     sequential.init(MIXERS["s4d"](certified=True, glu="none"), 4)
   with pytest.raises(ValueError, match="certified=True"):
     MIXERS["s4d"]().gain({})
 
 
-def test_a_certificate_ends_at_the_greatest_length():
+def test_certified_s4d_refuses_sequences_beyond_max_len():
   mixer = MIXERS["s4d"](**SMALL, certified=True, max_len=3)
   with pytest.raises(ValueError, match="4 tokens.*max_len=3"):
     sequential.init(mixer, 4)

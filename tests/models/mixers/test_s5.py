@@ -48,7 +48,7 @@ def outputs(params, x, options):
     {"causal": True, "clip_eigenvalues": True, "glu": "full"},
   ],
 )
-def test_it_is_its_recurrence(options):
+def test_s5_is_its_recurrence(options):
   sequential.check(
     "s5",
     lambda params, x: outputs(params, x, options),
@@ -61,7 +61,7 @@ def init(d=3, **options):
   return sequential.init(MIXERS["s5"](**options), d)
 
 
-def test_it_starts_from_half_of_the_eigenvalues_of_each_block():
+def test_s5_starts_from_half_of_the_eigenvalues_of_each_block():
   params = init(state_size=32, blocks=2)
   found = np.linalg.eigvals(hippo_normal(16))
   below = np.sort(found.imag)[:8]
@@ -80,13 +80,13 @@ def test_it_starts_from_half_of_the_eigenvalues_of_each_block():
     ("complex", 0.5**0.5),
   ],
 )
-def test_the_output_starts_at_its_deviation(c_init, std):
+def test_s5_output_matrix_starts_at_its_deviation(c_init, std):
   params = init(256, state_size=64, c_init=c_init, causal=True)
   found = float(np.asarray(params["C"]).std())
   wanted = std * np.sqrt(2 if c_init != "complex" else 1)
   assert abs(found / wanted - 1) < 0.05
 
 
-def test_states_are_pairs_in_every_block():
+def test_s5_refuses_a_state_size_its_blocks_do_not_divide():
   with pytest.raises(ValueError, match="state_size=12.*4 block.*multiple of 8"):
     init(state_size=12, blocks=4)

@@ -69,7 +69,7 @@ def expected(q, k, v, x, kernel, size, steps, temperature):
 
 
 @pytest.mark.parametrize(("size", "steps"), [(3, 5), (5, 1)])
-def test_it_is_attention_to_both_blocks(size, steps):
+def test_sinkhorn_attends_to_own_and_sorted_block(size, steps):
   q, k, v = heads()
   x, kernel, both = tools(size)
   want = expected(q, k, v, x, kernel, size, steps, temperature=0.5)
@@ -77,14 +77,14 @@ def test_it_is_attention_to_both_blocks(size, steps):
   agree(sinkhorn, (q, k, v), want, max_len=N, **both, **options)
 
 
-def test_one_block_is_softmax():
+def test_sinkhorn_with_one_block_is_softmax():
   q, k, v = heads()
   _, _, both = tools(64)
   want = dense(q, k, v, tokens()[:, None])
   agree(sinkhorn, (q, k, v), want, max_len=N, block_size=64, **both)
 
 
-def test_a_permutation_swaps_the_blocks():
+def test_sinkhorn_sorts_blocks_by_a_permutation():
   """Logits that ask for it sort each half of the tokens to the other half."""
   q, k, v = heads()
   mask = np.ones((B, N), bool)
@@ -101,7 +101,7 @@ def test_a_permutation_swaps_the_blocks():
   agree(sinkhorn, (q, k, v), want, mask, max_len=N, block_size=6, **both)
 
 
-def test_rows_and_columns_sum_to_one_over_blocks_with_tokens():
+def test_sort_weights_are_doubly_stochastic_over_blocks_with_tokens():
   logits = draws.normal(0, (2, 1, 5, 5))
   filled = jnp.array([[True] * 5, [True, False, True, True, False]])
   p = np.asarray(sort_weights(logits, filled, 30))

@@ -37,7 +37,7 @@ def formula(q, k, v, mask, place, released=False):
 
 
 @pytest.mark.parametrize("init", ["sample", "batch"])
-def test_it_is_the_formula(init):
+def test_skyformer_is_its_formula(init):
   q, k, v = heads()
   place = np.random.default_rng(2).uniform(size=6)
   want = formula(q, k, v, tokens(), place, released=init == "batch")
@@ -53,7 +53,7 @@ def test_it_is_the_formula(init):
   )
 
 
-def test_all_tokens_as_landmarks_is_kernelized_attention():
+def test_skyformer_with_all_landmarks_is_kernelized_attention():
   q, k, v = heads()
   mask = np.ones((B, N), bool)
   far = np.square(q[..., :, None, :] - k[..., None, :, :]).sum(-1)
@@ -82,7 +82,7 @@ def test_all_tokens_as_landmarks_is_kernelized_attention():
     ({"inverse_steps": 0}, "inverse_steps=0"),
   ],
 )
-def test_what_cannot_be(options, message):
+def test_skyformer_refuses_wrong_options(options, message):
   x = jnp.ones((1, 1, 4, 2))
   options = {"num_landmarks": 4} | options
   draw = given(landmarks=np.linspace(0, 0.9, options["num_landmarks"]))

@@ -8,7 +8,7 @@ from tests.models.mixers.oracle import N, agree, dense, heads, tokens
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_formula(causal):
+def test_softmax_is_its_formula(causal):
   q, k, v = heads()
   seen = tokens()[:, None]
   if causal:
@@ -16,7 +16,7 @@ def test_it_is_the_formula(causal):
   agree(softmax, (q, k, v), dense(q, k, v, seen), causal=causal)
 
 
-def test_a_sample_without_tokens_stays_finite():
+def test_softmax_of_a_sample_without_tokens_is_finite():
   q = jnp.ones((1, 1, 3, 2))
   mask = jnp.zeros((1, 3), bool)
   assert np.isfinite(softmax(q, q, q, mask=mask, dropout=Dropout())).all()

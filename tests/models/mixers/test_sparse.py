@@ -12,7 +12,7 @@ SMALL = {"block_size": 4, "num_summary": 1}
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("size", "summary"), [(4, 1), (5, 2), (3, 0)])
-def test_it_is_dense_attention_under_its_mask(size, summary, causal):
+def test_sparse_is_dense_attention_under_its_mask(size, summary, causal):
   i, j = np.arange(N)[:, None], np.arange(N)
   seen = (i // size == j // size) | (j % size >= size - summary)
   past = (j <= i) if causal else (j <= N)
@@ -23,14 +23,14 @@ def test_it_is_dense_attention_under_its_mask(size, summary, causal):
   agree(sparse, (q, k, v), dense(q, k, v, seen), **options)
 
 
-def test_all_a_summary_is_softmax():
+def test_sparse_with_full_summary_is_softmax():
   q, k, v = heads()
   want = dense(q, k, v, tokens()[:, None])
   agree(sparse, (q, k, v), want, block_size=4, num_summary=4)
 
 
 @pytest.mark.parametrize("options", [{"block_size": 0}, {"num_summary": 65}])
-def test_what_cannot_be(options):
+def test_sparse_refuses_wrong_options(options):
   x, (option,) = jnp.ones((1, 1, 4, 2)), options
   call = functools.partial(sparse, x, x, x, dropout=None)
   with pytest.raises(ValueError, match=f"{option}={options[option]}"):

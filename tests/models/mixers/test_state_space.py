@@ -29,7 +29,7 @@ def hippo_normal(size):
 
 
 @pytest.mark.parametrize("size", [8, 64])
-def test_legs_is_diagonalised(size):
+def test_legs_diagonalises_the_hippo_matrix(size):
   eigenvalues, vectors, b = state_space.legs(size)
   normal = hippo_normal(size)
   found = np.linalg.eigvals(normal)  # Another algorithm, of a real matrix.
@@ -49,12 +49,12 @@ def test_legs_is_diagonalised(size):
   )
 
 
-def test_legs_of_eight_states():
+def test_legs_of_eight_states_by_hand():
   imag = state_space.legs(8)[0].imag[4:]
   np.testing.assert_allclose(imag, LEGS_8, rtol=1e-12)
 
 
-def test_lin_and_inv_by_hand():
+def test_s4d_lin_and_s4d_inv_by_hand():
   np.testing.assert_allclose(
     state_space.s4d_lin(8), -0.5 + 1j * np.pi * np.array([0, 1, 2, 3]), 1e-12
   )
@@ -65,7 +65,7 @@ def test_lin_and_inv_by_hand():
 
 
 @pytest.mark.parametrize("method", ["zoh", "bilinear"])
-def test_discretisation_is_the_formula_and_its_limit(method):
+def test_discretize_is_the_formula_and_its_limit(method):
   eigenvalue = np.array([-0.5 + 3j, -2.0 - 40j, -1e-9 + 1e-9j, 0.0])
   step = np.array([1e-3, 0.1, 0.02, 0.05])
   with jax.enable_x64(True):
@@ -88,7 +88,7 @@ def test_discretisation_is_the_formula_and_its_limit(method):
   np.testing.assert_allclose(factor, want[1], rtol=1e-12)
 
 
-def test_wrong_steps_and_methods():
+def test_log_uniform_and_discretize_refuse_wrong_options():
   with pytest.raises(ValueError, match="step_min=0.1 and step_max=0.01"):
     state_space.log_uniform(0.1, 0.01)
   pair = Pair(jnp.ones(1), jnp.ones(1))

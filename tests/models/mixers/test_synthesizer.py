@@ -89,16 +89,16 @@ def check(kind, want, causal=False, own=None):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_its_formula(kind):
+def test_synthesizer_kinds_are_their_formula(kind):
   check(kind, logits(arrays())[kind], causal=kind == "dense")
 
 
-def test_shared_logits_are_masked_where_they_are_causal():
+def test_synthesizer_masks_shared_logits_where_causal():
   check("random", logits(arrays())["random"], causal=True)
 
 
 @pytest.mark.parametrize("excess", [30, 60, 300])
-def test_logits_of_padding_may_be_far_above_those_of_tokens(excess):
+def test_synthesizer_ignores_large_logits_of_padding(excess):
   """Exponentials below the maximum of all keys would vanish at tokens."""
   own = arrays()
   padding = np.flatnonzero(~tokens().all(0))
@@ -124,14 +124,14 @@ def test_logits_of_padding_may_be_far_above_those_of_tokens(excess):
   assert jnp.abs(slopes[0]).max() > 1e-3
 
 
-def test_a_mixture_is_convex():
+def test_synthesizer_mixture_is_convex():
   own = arrays()
   first, second = np.exp(own["mixture"]) / np.exp(own["mixture"]).sum()
   of = logits(own)
   check("random+dot", first * of["random"] + second * of["dot"])
 
 
-def test_the_logits_of_queries_and_keys_are_softmax_attention():
+def test_synthesizer_with_query_key_logits_is_softmax():
   q, k, v = heads()
   drawn = np.zeros((H, N, N))
   drawn[:] = q[0] @ k[0].swapaxes(-1, -2) / E**0.5
@@ -157,7 +157,7 @@ def test_the_logits_of_queries_and_keys_are_softmax_attention():
     ({"factor": 0}, "factor=0"),
   ],
 )
-def test_what_cannot_be(options, message):
+def test_synthesizer_refuses_wrong_options(options, message):
   x = jnp.ones((1, 1, 4, 2))
   tools = dict.fromkeys(("dropout", "param", "draw", "project"))
   call = functools.partial(synthesizer, x, max_len=4, **tools)

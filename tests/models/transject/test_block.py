@@ -35,7 +35,7 @@ def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
   assert models.size(model) - head == paper - biases
 
 
-def test_the_eigenvalues_are_made_once_and_carried():
+def test_transject_makes_eigenvalues_once_and_carries_them():
   _, params, _ = encoder(3, 2, 0.5)
   has = [
     "basis_skew" in params["encoder"][f"layer_{i}"]["mixer"] for i in range(3)
@@ -43,7 +43,7 @@ def test_the_eigenvalues_are_made_once_and_carried():
   assert has == [True, False, False]
 
 
-def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
+def test_random_transject_learns_sigma_without_reconstruction_loss():
   model = models.build(
     "random_transject",
     vocab_size=9,
@@ -60,17 +60,17 @@ def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
   )
 
 
-def test_an_unknown_sigma():
+def test_transject_refuses_an_unknown_sigma():
   with pytest.raises(ValueError, match="sigma 'noise'.*eigenvalues, learned"):
     encoder(1, 1, 0.5, sigma="noise")
 
 
-def test_an_unknown_gating():
+def test_transject_refuses_an_unknown_gating():
   with pytest.raises(ValueError, match="gating 'soft'.*certified.*paper"):
     build(2, 2, 8, gating="soft")
 
 
-def test_the_injective_block_shares_one_alpha_with_its_mixer():
+def test_injective_block_shares_alpha_with_its_mixer():
   block = BLOCKS["injective"](
     functools.partial(MIXERS["transject"], num_experts=1), num_layers=2
   )

@@ -9,7 +9,7 @@ from jaxformers.models.transject import gate as gates
 from tests.models.transject.examples import normal, prefix
 
 
-def test_the_gate_is_a_convex_combination_of_masked_maxima():
+def test_gate_is_a_convex_combination_of_masked_maxima():
   x, f = normal(0, 2, 5, 4), [normal(i, 2, 5, 4) for i in (1, 2, 3)]
   a, w, mask = jnp.float32(0.3), normal(4, 4), prefix([5, 3], 5)
   weights = gates.gate(x, f, a, w, mask)
@@ -20,7 +20,7 @@ def test_the_gate_is_a_convex_combination_of_masked_maxima():
     np.testing.assert_allclose(weights[b], want, atol=1e-6)
 
 
-def test_the_certified_gate_is_its_formula():
+def test_certified_gate_is_its_formula():
   x, w, mask = normal(0, 2, 5, 4), 3 * normal(1, 3, 4), prefix([5, 3], 5)
   weights = gates.certified_gate(x, w, mask)
   for b, length in enumerate([5, 3]):

@@ -59,7 +59,7 @@ def test_the_residual_weight_is_in_0_1_and_starts_at_0_with_a_slope():
 
 @pytest.mark.parametrize("n", [3, 20])  # Fewer tokens than channels, and more.
 @pytest.mark.parametrize("shared", [False, True])
-def test_experts_are_the_formula_in_both_orders_of_products(n, shared):
+def test_expert_outputs_are_the_formula_in_both_orders(n, shared):
   x, u, v = normal(0, 2, n, 6), normal(1, 3, 6, 6), normal(2, 3, 6, 6)
   sigma = draws.uniform(3, (1 if shared else 2, 6))
   known = t.folded(u, sigma, v) if shared and n == 3 else None
@@ -107,7 +107,7 @@ def test_orthogonal_attention_is_x_u_sigma_v():
 @pytest.mark.parametrize(
   "activations", long_except(("stored",), ("stored", "reversible"))
 )
-def test_what_is_folded_once_is_what_every_call_folds(activations):
+def test_make_variables_folds_what_every_call_folds(activations):
   model = models.build(
     "random_transject",
     vocab_size=30,
@@ -137,12 +137,12 @@ def test_what_is_folded_once_is_what_every_call_folds(activations):
   assert jnp.abs(other - model.apply(variables, ids, train=False)).max() > 1e-3
 
 
-def test_nothing_is_folded_where_samples_have_a_sigma_of_their_own():
+def test_make_variables_folds_nothing_for_sample_dependent_sigma():
   model, params, _ = encoder(2, 3, 0.5)
   assert make_variables(model, params)[DERIVED] == {"encoder": {}}
 
 
-def test_a_large_batch_makes_no_array_of_d_cubed():
+def test_expert_outputs_of_a_large_batch_make_no_d_cubed_array():
   """U V of a pair of channels, which a product of three in one call makes."""
   b, n, d = 9, 7, 5
 
@@ -330,14 +330,14 @@ def test_a_stochastic_matrix_can_stretch_by_the_root_of_its_size():
   assert np.linalg.norm(attention, 2) == pytest.approx(10)
 
 
-def test_many_activations_are_negative():
+def test_transject_has_many_negative_activations():
   """So the logarithm in the paper's entropy, equation 10, does not exist."""
   model, params, ids = encoder(2, 2, 0.5, d=32)
   for x in hidden(model, params, ids):
     assert 0.25 < np.mean(np.asarray(x) < 0) < 0.6
 
 
-def test_the_feed_forward_is_the_formula():
+def test_orthogonal_feed_forward_is_the_formula():
   x = draws.normal(0, (1, 5, 4))
   w = draws.normal(1, (2, 4, 4))
   b = draws.normal(2, (2, 4))
@@ -406,7 +406,7 @@ def jitted(name, layers, **how):
 
 
 @pytest.mark.parametrize("gating", ["paper", "certified"])
-def test_the_gate_averages_the_parts_to_the_mixture(gating):
+def test_mixture_is_the_gated_average_of_the_parts(gating):
   model, params, ids = encoder(1, 3, 0.5, gating=gating)
   variables = make_variables(model, params)
   layers = invertible.layers_of(model.stacks()["encoder"])

@@ -24,14 +24,14 @@ def test_sigma_is_the_least_squares_diagonal_over_its_maximum():
     np.testing.assert_allclose(error[b], np.sum(rest**2), rtol=1e-4)
 
 
-def test_sigma_of_the_eigenvectors_has_no_error():
+def test_eigenvalues_in_the_eigenvector_basis_have_no_error():
   x = normal(0, 1, 9, 4)
   _, vectors = np.linalg.eigh(np.asarray(x[0]).T @ np.asarray(x[0]))
   _, error = sigmas.eigenvalues(x, jnp.asarray(vectors), jnp.ones((1, 9), bool))
   assert float(error[0]) < 1e-5
 
 
-def test_the_reconstruction_error_beside_the_authors():
+def test_eigenvalues_error_is_near_that_of_the_published_code():
   """Theirs is the mean over the entries of x.T x itself."""
   n, d = 9, 4
   x, basis = normal(0, 1, n, d), orthogonal.cayley(normal(1, d, d))
@@ -42,7 +42,7 @@ def test_the_reconstruction_error_beside_the_authors():
   np.testing.assert_allclose(error[0], theirs * d**2 / n**2, rtol=1e-4)
 
 
-def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
+def test_eigenvalues_error_has_a_gradient_for_the_basis_only():
   x, mask = normal(0, 1, 9, 4), jnp.ones((1, 9), bool)
   basis = orthogonal.cayley(normal(1, 4, 4))
   by_x, by_basis = jax.grad(
@@ -53,7 +53,7 @@ def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
 
 
 @pytest.mark.parametrize("n", [4, 9])
-def test_eigenvalues_with_gradients_are_those_without(n):
+def test_eigenvalues_forward_is_the_same_with_gradients(n):
   """Made from x.T x if there are more tokens than channels, else from x U."""
   mask = prefix([n, n - 1], n)
   x, basis = normal(0, 2, n, 4), orthogonal.cayley(normal(1, 4, 4))
@@ -87,14 +87,14 @@ def test_eigenvalues_with_gradients_are_those_without(n):
   chex.assert_trees_all_close(forwards, expected[1], rtol=1e-4, atol=1e-5)
 
 
-def test_without_tokens_sigma_is_zero():
+def test_eigenvalues_without_tokens_are_zero():
   sigma, error = sigmas.eigenvalues(
     normal(0, 1, 3, 4), jnp.eye(4), jnp.zeros((1, 3), bool)
   )
   chex.assert_trees_all_equal((sigma, error), (jnp.zeros((1, 4)), jnp.zeros(1)))
 
 
-def test_a_sample_without_tokens_leaves_the_gradient_finite():
+def test_eigenvalues_of_an_empty_sample_have_finite_gradients():
   mask = prefix([3, 0], 3)
 
   def loss(basis, s):
