@@ -154,7 +154,7 @@ def test_package_has_no_import_cycle():
   assert_none([" -> ".join(cycle) for cycle in cycles])
 
 
-def test_data_and_configs_run_without_jax():
+def test_data_and_configs_import_no_jax():
   parts = ("tasks", "data", "config", "recipes", "foundations")
   files = [
     path

@@ -41,7 +41,7 @@ def isometric(smoke, tmp_path_factory):
   return jf.load(folder)
 
 
-def test_predictions_are_those_of_the_run(workdir, model):
+def test_predict_gives_the_labels_of_the_run(workdir, model):
   whole = states.load(workdir)
   ids = whole.sample(5, 20)
   want = whole.apply(5)(ids)

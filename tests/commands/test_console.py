@@ -5,7 +5,7 @@ import importlib
 from jaxformers.commands import console
 
 
-def test_every_command_has_a_line_of_its_module():
+def test_overview_has_the_docstring_line_of_every_command():
   lines = console.overview().splitlines()
   for name, module in console.COMMANDS.items():
     document = importlib.import_module(module).__doc__

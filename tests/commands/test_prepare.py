@@ -209,7 +209,7 @@ def test_prepare_prints_one_line_at_ctrl_c(monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_ctrl_c_while_data_are_generated(tmp_path):
+def test_prepare_exits_with_130_at_ctrl_c_during_generation(tmp_path):
   command = [sys.executable, "-m", "jaxformers.commands.prepare", "listops"]
   command += ["--data_dir", str(tmp_path / "data")]
   restored = (  # What starts in the background may ignore Ctrl-C.

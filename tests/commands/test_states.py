@@ -13,7 +13,7 @@ from jaxformers.training.run import open_run
 from jaxformers.training.trainer import begin
 
 
-def test_a_trained_model_scores_as_its_run_did(smoke, tmp_path):
+def test_load_scores_as_the_run_did(smoke, tmp_path):
   results = loop.run(smoke(ema_decay=0.9), tmp_path / "run")
   run = states.load(tmp_path / "run")
   held = run.task.splits["validation"]
@@ -68,7 +68,7 @@ def softmax(smoke, tmp_path_factory):
   return workdir
 
 
-def test_a_run_before_training(softmax):
+def test_load_of_untrained_state_has_step_0(softmax):
   run, start = states.load(softmax), states.load(softmax, untrained=True)
   chex.assert_trees_all_equal(start.params, run.start)
   assert start.step == 0

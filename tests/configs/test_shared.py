@@ -8,7 +8,7 @@ from jaxformers import models
 from jaxformers.recipes import shared
 
 
-def test_tiny_rates_are_of_a_kind():
+def test_tiny_rate_depends_on_the_kind_of_model():
   assert shared.tiny_rate("random_transject", 5e-3) == 5e-3
   assert shared.tiny_rate("transformer", 5e-3) == 1e-3
   assert shared.tiny_rate("s5", 5e-3) == 4e-3

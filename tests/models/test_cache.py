@@ -103,7 +103,7 @@ def test_cached_steps_equal_whole_sequences(name, options):
   # Mega's attention remembers all tokens of a chunk.
   sorted(k for k, v in models.MODELS.items() if v.recurrence and k != "mega"),
 )
-def test_a_recurrence_remembers_as_much_after_many_tokens(name):
+def test_recurrent_cache_does_not_grow(name):
   model = build(name, positions="none")
   params = start(model)
 

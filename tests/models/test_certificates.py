@@ -131,7 +131,7 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   assert any(is_tight[1::2])
 
 
-def test_reach_is_the_greatest_distance_to_a_token():
+def test_token_reach_is_the_greatest_distance_to_a_token():
   table = np.random.default_rng(0).normal(size=(7, 3))
   apart = np.linalg.norm(table[:, None] - table[None, 1:], axis=-1)
   chex.assert_trees_all_close(

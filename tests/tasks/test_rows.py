@@ -87,7 +87,7 @@ COLUMNS = {"idx": range(20), "text": TEXTS, "label": LABELS}
     {"title": TEXTS[::-1], "text": TEXTS, "label": LABELS},
   ],
 )
-def test_every_form_is_the_same_examples(examples):
+def test_read_gives_the_same_examples_for_every_form(examples):
   columns = rows.read_columns(examples, "train")
   assert list(columns.inputs) == TEXTS
   assert list(columns.labels) == LABELS

@@ -125,7 +125,7 @@ def test_advise_accepts_the_largest_size_of_its_error():
   assert not sizes.fitted
 
 
-def test_both_thresholds_are_explained():
+def test_report_explains_both_thresholds():
   lines = "\n".join(a.advice_lines(125e6, 32_000, 0, None))
   assert "122.9 M parameters (-1.7%)" in lines
   assert "log_3 d = 5.88 layers: the bounds favour depth up to it" in lines

@@ -179,7 +179,7 @@ def test_theorem_docstrings_cite_their_equation():
   assert "(equation 8)" in b.theorem_2.__doc__
 
 
-def test_gpt_3_is_placed(capsys):
+def test_bounds_command_places_gpt_3(capsys):
   bounds_command.main(["--num_layers=96", "--d_model=12288", "--num_heads=96"])
   printed = capsys.readouterr().out
   assert "173,946.2 M parameters without embedding" in printed
@@ -197,7 +197,7 @@ def test_gpt_3_is_placed(capsys):
   assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_the_papers_example_is_placed(capsys):
+def test_bounds_command_places_the_example_of_the_paper(capsys):
   bounds_command.main(["--num_layers=6", "--d_model=1000", "--num_heads=16"])
   printed = capsys.readouterr().out
   assert "depth-efficient: L = 6 <= log_3 d = 6.29" in printed
@@ -213,14 +213,14 @@ def test_the_papers_example_is_placed(capsys):
 
 
 @given(st.integers(1, 10**9), st.integers(2, 10**9))
-def test_any_network_is_placed(num_layers, d_model):
+def test_report_places_any_network(num_layers, d_model):
   lines = b.bound_lines(num_layers, d_model, 1)
   theorem = b.bounds(num_layers, d_model, 1).theorem
   assert lines[2].startswith(f"  theorem {theorem} ")
   assert any(line.startswith(f"  corollary {theorem} ") for line in lines)
 
 
-def test_what_has_no_bound_or_fit_is_said():
+def test_report_says_where_no_bound_or_fit_holds():
   lines = "\n".join(b.bound_lines(7, 1_000, 16))
   assert "-384.0 <= log_3 of the separation rank <= 4,240.9" in lines
   assert "(a negative lower bound says nothing)" in lines

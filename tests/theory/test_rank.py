@@ -223,7 +223,7 @@ def test_setting_refuses_wrong_fields(fields, message):
     r.measure_rank(r.Setting(1, 2), max_points=1)
 
 
-def test_the_command(capsys):
+def test_rank_command_prints_a_table_with_bounds(capsys):
   rank_command.main(["--num_layers=1,2", "--d_model=2,4", "--num_heads=2"])
   rows = [
     [cell.strip() for cell in line.split("|")[1:-1]]
@@ -263,7 +263,7 @@ def test_the_command(capsys):
     (dict(num_layers=1, d_model=4, num_tokens=4, part=(0,)), ""),
   ],
 )
-def test_the_bounds_are_those_of_the_theorem_that_holds(fields, theorem):
+def test_rank_table_has_the_bounds_of_the_theorem_that_holds(fields, theorem):
   row = r.rank_table([r.Setting(**fields)], 64, 0).splitlines()[2]
   assert row.split("|")[-2].strip() == theorem
 

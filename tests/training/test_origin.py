@@ -63,7 +63,7 @@ def test_trainer_begins_with_the_best_weights_of_another_run(
   assert len(record["sha256"]) == 64
 
 
-def test_an_exported_model_gives_the_same_start(first, make, tmp_path):
+def test_trainer_begins_alike_with_an_exported_model(first, make, tmp_path):
   out = tmp_path / "model"
   export_command.main([str(first), f"--out={out}", "--length=20"])
   one, two = (

@@ -32,7 +32,7 @@ def test_zoo_models_are_small_and_name_their_recipe():
   assert kept == zoo.RECIPES.keys()
 
 
-def test_the_list_has_scores(capsys):
+def test_zoo_command_lists_models_with_scores(capsys):
   zoo_command.main([])
   printed = capsys.readouterr().out
   for name in zoo.RECIPES:

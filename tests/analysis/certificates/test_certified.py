@@ -15,7 +15,7 @@ from tests.models.test_certificates import build, ids_of
 VOCAB, LENGTH, CLASSES = 12, 9, 3
 
 
-def test_the_search_finds_what_all_replacements_of_one_token_find():
+def test_attack_replace_matches_exhaustive_search_for_one_token():
   """Greedy, but for one token it tries the steepest at eight of nine places."""
   model, params = build()
   ids = ids_of(3, 12)
@@ -76,7 +76,7 @@ def test_certified_accuracy_is_empty_for_uncertified_layers(name, options):
   assert_between(left["tokens", 1], 0, 1)
 
 
-def test_batches_hold_every_example_once():
+def test_make_batches_holds_every_example_once():
   rng = np.random.default_rng(0)
   rows = [rng.integers(1, 9, n) for n in rng.integers(1, 40, 120)]
   split = pack(rows, np.arange(120, dtype=np.int32))

@@ -163,7 +163,9 @@ def test_report_of_uncertified_encoder_has_measured_factors_only():
   assert len(content["measured"]["factors"]) == 3
 
 
-def test_the_command(monkeypatch, tmp_path, capsys):
+def test_lipschitz_command_prints_a_report_for_each_run(
+  monkeypatch, tmp_path, capsys
+):
   loaded = states.load
   model, params = build()
   run = types.SimpleNamespace(

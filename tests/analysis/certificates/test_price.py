@@ -45,7 +45,7 @@ RUNS = [
 ]
 
 
-def test_the_table_begins_with_the_narrowest():
+def test_price_table_begins_with_the_narrowest_interval():
   lines = price.price_table(RUNS).splitlines()[2:]
   assert [line.split("|")[1].strip() for line in lines] == [
     "narrow",

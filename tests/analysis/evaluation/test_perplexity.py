@@ -57,7 +57,9 @@ def test_measure_perplexity_predicts_each_token_once(run):
   assert few[0]["count"] == 5
 
 
-def test_the_command(run, monkeypatch, capsys, tmp_path):
+def test_perplexity_command_prints_a_line_for_each_stride(
+  run, monkeypatch, capsys, tmp_path
+):
   loaded = states.load
   monkeypatch.setattr(states, "load", lambda workdir, **_: run)
   perplexity_command.main(["here"])

@@ -145,7 +145,9 @@ def test_robustness_command_prints_mean_and_deviation_of_runs(
   assert json.loads(capsys.readouterr().out) == scores
 
 
-def test_the_command(run, monkeypatch, capsys, tmp_path):
+def test_robustness_command_prints_errors_of_corruptions(
+  run, monkeypatch, capsys, tmp_path
+):
   loaded = states.load
   monkeypatch.setattr(states, "load", lambda workdir, **_: run)
   robustness_command.main(["here", "--corruptions=fog,snow", "--count=5"])

@@ -137,7 +137,9 @@ def test_evaluate_segmenter_counts_every_scene(run):
   assert several["count"] == 2
 
 
-def test_the_command(run, monkeypatch, capsys, tmp_path):
+def test_segmentation_command_prints_mean_iou(
+  run, monkeypatch, capsys, tmp_path
+):
   loaded = states.load
   monkeypatch.setattr(states, "load", lambda workdir, **_: run)
   segmentation_command.main(["here", "--count=1"])

@@ -53,7 +53,7 @@ def test_costs_are_those_of_the_mixers_page(capsys):
   assert [row.split("`")[1] for row in rows] == sorted(models.MODELS)
 
 
-def test_without_a_config_all_models_are_listed(capsys):
+def test_models_command_without_config_lists_all_models(capsys):
   models_command.main([])
   lines = capsys.readouterr().out.splitlines()
   named = [line.split("|")[1].strip() for line in lines[2:]]
@@ -92,7 +92,7 @@ def test_costs_take_sizes_from_the_prepared_task(tmp_path, capsys, monkeypatch):
   assert int(out.split("example of ")[1].split()[0]) <= 60
 
 
-def test_images_and_language_models(capsys):
+def test_costs_of_images_and_language_models(capsys):
   models_command.main(
     [
       "--config",
@@ -138,7 +138,7 @@ def test_costs_obey_config_overrides(capsys):
     models_command.main([*arguments, "--depth=1"])
 
 
-def test_the_counts_of_table_3(capsys):
+def test_costs_speed_table_has_the_counts_of_table_3(capsys):
   models_command.main(["--published"])
   lines = capsys.readouterr().out.splitlines()
   assert lines[2:] == [
@@ -167,7 +167,7 @@ def test_costs_refuses_wrong_arguments(arguments, message):
     models_command.main(arguments)
 
 
-def test_a_model_may_be_named(capsys):
+def test_costs_lists_only_the_named_models(capsys):
   models_command.main(["lru", "s5"])
   lines = capsys.readouterr().out.splitlines()
   assert [line.split("|")[1].strip() for line in lines[2:]] == ["lru", "s5"]

@@ -41,7 +41,7 @@ def build(name, **options):
   "name",
   long_except(("isometric", "mega"), sorted(models.MODELS)),
 )
-def test_every_encoder_has_curves(name):
+def test_measure_curves_of_every_encoder_are_finite(name):
   with jax.enable_x64(False):
     model, params, ids = build(name, d_model=16)
     measured = curves.measure_curves(model, params, ids)
@@ -50,7 +50,7 @@ def test_every_encoder_has_curves(name):
 
 
 @pytest.mark.slow
-def test_curves_of_a_model():
+def test_measure_curves_match_the_formulas():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
     measured = curves.measure_curves(model, params, ids, batch_size=2)
@@ -76,7 +76,7 @@ def test_curves_of_a_model():
   np.testing.assert_allclose(single["functional_kernel"][1], want, rtol=1e-4)
 
 
-def test_maps_have_the_numbers_of_their_layers():
+def test_maps_are_numbered_by_their_layers():
   """Also where a layer before them has no keys."""
   k = normal(0, 2, 3, 4, 5)
   mask = jnp.ones((2, 4), bool)
@@ -90,7 +90,7 @@ def test_maps_have_the_numbers_of_their_layers():
       np.testing.assert_allclose(maps[layer], want, rtol=1e-4)
 
 
-def test_batches_are_averaged_by_their_samples():
+def test_average_weights_batches_by_their_samples():
   values, counts = np.array([[1.0, 3.0], [4.0, 0.0]]), np.array([2, 1])
   np.testing.assert_allclose(
     curves._average("functional", values, counts), [2, 2]
@@ -103,12 +103,14 @@ def test_batches_are_averaged_by_their_samples():
   np.testing.assert_allclose(huge, 400 + np.log10([3, 3]))
 
 
-def test_models_without_heads_have_a_similarity():
+def test_measure_curves_without_heads_have_similarity_only():
   with jax.enable_x64(False):
     assert set(curves.measure_curves(*build("transject"))) == {"similarity"}
 
 
-def test_the_command(monkeypatch, tmp_path, capsys):
+def test_smoothness_command_prints_tables_and_writes_csv(
+  monkeypatch, tmp_path, capsys
+):
   loaded = states.load
 
   def load(workdir, **_):
@@ -165,7 +167,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
       smoothness_command.main([str(tmp_path / "nothing")])
 
 
-def test_the_text_is_a_table_with_a_column_for_each_layer():
+def test_smoothness_text_has_a_column_for_each_layer():
   table_rows = []
   for seed in (0, 1):
     measured = {  # Not in the order of the panels.
@@ -191,7 +193,7 @@ def test_the_text_is_a_table_with_a_column_for_each_layer():
   assert "+-" not in curves.text(table_rows[: len(table_rows) // 2])
 
 
-def test_the_figure_says_what_j_is():
+def test_smoothness_figure_caption_defines_j():
   table_rows = curves.rows(
     "run", 0, {"similarity": [0.1, 0.2], "functional": [3.0]}
   )
@@ -201,7 +203,7 @@ def test_the_figure_says_what_j_is():
   assert "NeuTRENO, equation 6" in caption
 
 
-def test_a_sample_of_one_token_is_no_hole_in_the_curve():
+def test_measure_curves_skip_samples_of_one_token():
   model, params, ids = build("transformer", mixer={"num_heads": 2})
   with jax.enable_x64(False):
     ids = np.array(ids)[:3]
@@ -217,7 +219,7 @@ def test_a_sample_of_one_token_is_no_hole_in_the_curve():
 
 @pytest.mark.parametrize("causal", long_except([True], [False, True]))
 @pytest.mark.slow
-def test_a_causal_classifier_has_the_curves_of_its_mixer(causal):
+def test_measure_curves_of_a_causal_classifier_use_causal_weights(causal):
   """Its objective does not predict the next token."""
   mixer = {"num_heads": 2, "causal": causal}
   model, params, ids = build("transformer", mixer=mixer)

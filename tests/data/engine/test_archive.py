@@ -37,7 +37,7 @@ def test_read_of_a_single_file_is_its_own_member(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [write_tar, write_folder])
-def test_lines_are_read_without_holding_their_file(tmp_path, pack, monkeypatch):
+def test_lines_are_read_in_constant_memory(tmp_path, pack, monkeypatch):
   monkeypatch.setattr(streams, "BUFFER", 1 << 16)
   line = b"x" * 1_000
   content = (line + b"\n") * 20_000 + b"end\r"
@@ -116,7 +116,7 @@ SPARSE = {
 
 
 @pytest.mark.parametrize("version", [*sorted(SPARSE), "before pax"])
-def test_holes_are_refused(tmp_path, version):
+def test_read_refuses_sparse_members(tmp_path, version):
   """A sparse member of 256 MiB in an archive of 2 KiB."""
   member = tarfile.TarInfo("zeros")
   fields = SPARSE.get(version, {})

@@ -67,7 +67,9 @@ def packed(files=FILES, form=tarfile.PAX_FORMAT):
 @pytest.mark.parametrize(
   "compress", [bytes, gzip.compress, bz2.compress, lzma.compress]
 )
-def test_names_and_contents_come_back(monkeypatch, form, compress, buffer_size):
+def test_tar_read_returns_names_and_contents(
+  monkeypatch, form, compress, buffer_size
+):
   monkeypatch.setattr(streams, "CHUNK", buffer_size)
   monkeypatch.setattr(streams, "BUFFER", buffer_size)
   sound = packed(form=form)
