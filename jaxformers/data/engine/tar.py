@@ -14,7 +14,7 @@ import itertools
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from jaxformers.data.engine import streams
 
@@ -81,7 +81,9 @@ def read_members(
       damaged archive; see `streams.DAMAGE`.
   """
   reader = streams.Reader(raw, max_bytes)
-  archive = tarfile.TarFile(fileobj=reader, tarinfo=_Header, encoding="utf-8")
+  archive: Any = tarfile.TarFile(
+    fileobj=cast(Any, reader), tarinfo=_Header, encoding="utf-8"
+  )
   while (member := archive.next()) is not None:
     archive.members.clear()  # tarfile would keep all of them in memory.
     reader.place = f" in the middle of {member.name!r}"
@@ -93,7 +95,10 @@ def read_members(
   _check_end(reader)
 
 
-class _Header(tarfile.TarInfo):
+_TarInfo: Any = tarfile.TarInfo  # Its types lack what subclasses override.
+
+
+class _Header(_TarInfo):
   """A header that raises ReadError for damage, where tarfile would stop."""
 
   @classmethod
@@ -101,8 +106,8 @@ class _Header(tarfile.TarInfo):
     """Returns the next member, its extensions applied."""
     try:
       return super().fromtarfile(archive)
-    except tarfile.EOFHeaderError:  # The end mark, at which tarfile stops.
-      raise
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # No stub.
+      raise  # The end mark, at which tarfile stops.
     except (tarfile.HeaderError, ValueError, RecursionError) as error:
       problem = f"has a damaged header ({error})"
       raise archive.fileobj.error(problem) from None
