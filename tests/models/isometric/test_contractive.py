@@ -176,5 +176,5 @@ def test_the_width_of_the_certificate_follows_the_option():
 
 def test_a_mixer_without_a_bound_is_refused():
   block = models.BLOCKS["contractive"](models.MIXERS["softmax"], 2)
-  with pytest.raises(ValueError, match=r"'contractive'.*allpass, or s4d"):
+  with pytest.raises(ValueError, match=r"'contractive'.*certified_s4d"):
     block.invertible()
