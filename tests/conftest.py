@@ -31,6 +31,7 @@ from jaxformers.foundations import user_code
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixer import MIXERS
 from jaxformers.training import compilers
+from tests import reuse
 
 ROOT = Path(__file__).parents[1]
 
@@ -153,8 +154,17 @@ def few_programs():
   if not mappings.exists():
     return
   if mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+    reuse.forget()
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def repeated_once():
+  """Does once what most tests would repeat: see `reuse`."""
+  with pytest.MonkeyPatch.context() as patch:
+    reuse.install(patch)
+    yield
 
 
 @pytest.fixture

@@ -1,0 +1,212 @@
+"""Work that many tests would repeat, done once by each process of tests.
+
+Most tests build the same few tiny models and runs. JAX traces a model anew for
+each of them, in Python, and that takes longer than what the tests compute. The
+functions that are patched here are pure, and a result is reused only for equal
+arguments.
+"""
+
+import functools
+import json
+import types
+
+import jax
+import numpy as np
+from flax.core import scope
+
+from jaxformers import config as configs
+from jaxformers import models
+from jaxformers.models import model as building
+from jaxformers.models.attention import MIXERS
+from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.variants import MODELS
+from jaxformers.training import evaluate, losses, optim, run, steps, trainer
+
+PROGRAMS = {}  # Compiled functions by what they are a function of.
+KEPT = {}  # Objects by their id.
+PURE = (bool, int, float, complex, str, bytes, type(None), type, np.dtype)
+
+
+def install(patch):
+  """Patches what is repeated; `patch` undoes it."""
+  patch.setattr(building, "check_mixer", _check_mixer)
+  for module in (building, models):
+    patch.setattr(module, "shapes", _shapes)
+  patch.setattr(scope.Scope, "param", _param)
+  patch.setattr(trainer.Trainer, "_compile", _compile_step)
+  patch.setattr(evaluate.Evaluator, "__init__", _init_evaluator)
+  patch.setattr(run.Run, "initial_state", _initial_state)
+
+
+def forget():
+  """Drops compiled functions, so that their programs can be freed."""
+  PROGRAMS.clear()
+
+
+def _same(value):
+  """Returns a key that only this object has: it is never freed."""
+  KEPT[id(value)] = value
+  return id(value)
+
+
+def _registered(config):
+  """Returns what two equal configs may differ in.
+
+  Tests register other code under a name; and 1 equals 1.0, which is refused.
+  """
+  variant = MODELS[config.name]
+  mixer = MIXERS[variant.mixer] if variant.mixer else None
+  code = (variant, mixer, BLOCKS[config.block_name])
+  return (repr(config), *map(_same, code))
+
+
+def _modes():
+  """Returns options of JAX under which programs differ."""
+  is_plain = jax.config.read("jax_disable_most_optimizations")
+  return (is_plain, jax.config.jax_enable_x64)
+
+
+# Layers that were traced when a model of the same config was built.
+
+real_check_mixer = building.check_mixer
+checked = set()
+
+
+@functools.wraps(real_check_mixer)
+def _check_mixer(config, mixer, n):
+  key = (config, _registered(config), mixer is None, n)
+  if key not in checked:
+    real_check_mixer(config, mixer, n)
+    checked.add(key)
+
+
+# Shapes of the parameters of a model.
+
+real_shapes = building.shapes
+trees = {}
+
+
+@functools.wraps(real_shapes)
+def _shapes(model):
+  key = (
+    type(model),
+    model,
+    _registered(model.config),
+    jax.config.jax_enable_x64,
+  )
+  if key not in trees:
+    trees[key] = real_shapes(model)
+  return jax.tree.map(lambda leaf: leaf, trees[key])  # It may be changed.
+
+
+# Shapes of parameters, which Flax traces in every call of a model to compare
+# them with those of the parameters given.
+
+real_param = scope.Scope.param
+shapes = {}
+
+
+class _Impure(Exception):
+  """A function closes over something that may change."""
+
+
+def _identify(value):
+  """Returns a key that equal pure functions and constants share."""
+  if isinstance(value, functools.partial):
+    parts = (value.args, tuple(sorted(value.keywords.items())))
+    return ("partial", _identify(value.func), _identify(parts))
+  if isinstance(value, tuple):
+    return tuple(map(_identify, value))
+  if isinstance(value, types.FunctionType):
+    cells = value.__closure__ or ()
+    closed = tuple(_identify(cell.cell_contents) for cell in cells)
+    defaults = tuple(sorted((value.__kwdefaults__ or {}).items()))
+    found = (value.__defaults__ or (), defaults)
+    return (value.__code__, closed, _identify(found))
+  if isinstance(value, PURE):
+    return (type(value), value)
+  raise _Impure
+
+
+def _like(shape):
+  """Returns an array of a shape that takes no memory."""
+  return np.broadcast_to(np.int8(0), shape.shape)
+
+
+@functools.wraps(real_param)
+def _param(self, name, init, *args, **kwargs):
+  if not self.has_variable("params", name):
+    return real_param(self, name, init, *args, **kwargs)
+  options = {k: v for k, v in kwargs.items() if k != "unbox"}
+  try:
+    made = (_identify(args), _identify(tuple(sorted(options.items()))))
+    key = (_identify(init), made, jax.config.jax_enable_x64)
+  except _Impure:
+    return real_param(self, name, init, *args, **kwargs)
+  if key not in shapes:
+    shapes[key] = jax.eval_shape(
+      lambda: init(jax.random.key(0), *args, **options)
+    )
+  like = jax.tree.map(_like, shapes[key])
+  unbox = {k: v for k, v in kwargs.items() if k == "unbox"}
+  return real_param(self, name, lambda key: like, **unbox)
+
+
+# Steps of runs of the same model, optimiser and layout.
+
+
+def _optimizer(c):
+  """Returns what an optimiser is made from."""
+  fields = configs.plain(c.as_dict())
+  names = ("optimizer", "schedule", "total_steps")
+  return (
+    json.dumps([fields[name] for name in names], sort_keys=True),
+    optim.OPTIMIZERS.get(fields["optimizer"].get("name")),
+    optim.SCHEDULES.get(fields["schedule"].get("name")),
+  )
+
+
+real_compile_step = trainer.Trainer._compile
+
+
+def _compile_step(self):
+  c = self.run.config
+  leaves, tree = jax.tree.flatten(self.state)
+  key = (
+    "train",
+    self.model,
+    _registered(self.model.config),
+    _modes(),
+    self.layout,
+    self.parts,
+    steps._forward,
+    (c.parallel, c.label_smoothing, c.margin_tokens, c.margin_weight),
+    (c.seed, c.ema_decay),
+    _optimizer(c),
+    (tree, tuple((x.shape, x.dtype) for x in leaves)),
+  )
+  if key not in PROGRAMS:
+    PROGRAMS[key] = real_compile_step(self)
+  return PROGRAMS[key]
+
+
+real_init_evaluator = evaluate.Evaluator.__init__
+
+
+@functools.wraps(real_init_evaluator)
+def _init_evaluator(self, model, mode, batch_size, lengths, layout=None):
+  layout = layout or evaluate.compilers.layout()
+  real_init_evaluator(self, model, mode, batch_size, lengths, layout)
+  programs = (self._prepared, self._step, self._place)
+  code = (*_registered(model.config), losses.MAX_ANSWER)
+  key = ("evaluate", model, code, _modes(), mode, layout)
+  self._prepared, self._step, self._place = PROGRAMS.setdefault(key, programs)
+
+
+def _initial_state(self):
+  c, code = self.config, _registered(self.model.config)
+  key = ("state", self.model, code, _modes(), c.ema_decay > 0, _optimizer(c))
+  if key not in PROGRAMS:
+    create = self._create(self.tx)
+    PROGRAMS[key] = jax.jit(create, static_argnums=0)
+  return PROGRAMS[key](c.seed)
