@@ -17,8 +17,8 @@ from flax.core import scope
 from jaxformers import config as configs
 from jaxformers import models
 from jaxformers.models import model as building
-from jaxformers.models.attention import MIXERS
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.mixer import MIXERS
 from jaxformers.models.variants import MODELS
 from jaxformers.training import evaluate, losses, optim, run, steps, trainer
 
