@@ -10,7 +10,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from jaxformers import models, orthogonal
-from jaxformers.models import attention, mixers, reductions, rotary
+from jaxformers.models import attention, mixers
 from jaxformers.models.config import field_names
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import flash
@@ -419,17 +419,6 @@ def test_rotary_attention_depends_on_distances_only(name):
   assert jnp.abs(y - plain(variables, x, mask)).max() > 1e-2
 
 
-def test_rotate_is_a_complex_product():
-  x = np.random.default_rng(0).normal(size=(2, 3, 5, 8)).astype(np.float32)
-  places = np.array([[0, 1, 2, 9, 4]])
-  rates = 10_000.0 ** (-np.arange(4) / 4)
-  pairs = x[..., :4] + 1j * x[..., 4:]
-  turned = pairs * np.exp(1j * places[:, None, :, None] * rates)
-  want = np.concatenate([turned.real, turned.imag], -1)
-  found = rotary.rotate(jnp.asarray(x), jnp.asarray(places))
-  np.testing.assert_allclose(found, want, atol=2e-6)
-
-
 def test_rotary_is_refused_without_queries_and_keys():
   with pytest.raises(ValueError, match="rotary=True turns pairs.*has none"):
     make("synthesizer", rotary=True)
@@ -438,9 +427,7 @@ def test_rotary_is_refused_without_queries_and_keys():
 
 
 def test_attention_refuses_heads_that_do_not_divide_the_width():
-  with pytest.raises(
-    ValueError, match="num_heads=3 does not divide d_model=16"
-  ):
+  with pytest.raises(ValueError, match="num_heads=3.*d_model=16"):
     make("softmax", num_heads=3)
 
 
@@ -508,30 +495,6 @@ def test_mixer_memory_grows_as_declared(name):
   else:
     # Reformer: buckets in two factors; informer: ln n samples a token.
     assert many <= {"reformer": 5, "informer": 4.8}.get(name, 4.1) * few
-
-
-def test_masked_max_and_masked_mean_by_hand():
-  x = jnp.array([[[1.0, -5.0], [3.0, -7.0], [100.0, 100.0]]])
-  mask = jnp.array([[True, True, False]])
-  chex.assert_trees_all_equal(
-    reductions.masked_max(x, mask), jnp.array([[3.0, -5.0]])
-  )
-  chex.assert_trees_all_equal(
-    reductions.masked_mean(x, mask), jnp.array([[2.0, -6.0]])
-  )
-
-
-@pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
-def test_masked_max_gradient_goes_to_the_first_maximum(n):
-  x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
-  mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
-  top, pull = jax.vjp(lambda x: reductions.masked_max(x, mask), x)
-  (g,) = pull(jnp.ones_like(top))
-  want = np.zeros_like(x)
-  for b, length in enumerate([n, n - 3]):
-    np.put_along_axis(want[b], x[b, :length].argmax(0)[None], 1.0, 0)
-    np.testing.assert_array_equal(top[b], x[b, :length].max(0))
-  np.testing.assert_array_equal(g, want)
 
 
 def test_attention_uses_given_rotations():

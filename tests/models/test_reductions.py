@@ -1,0 +1,33 @@
+"""Sums and maxima over the tokens of padded sequences."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers.models import reductions
+
+
+def test_masked_max_and_masked_mean_by_hand():
+  x = jnp.array([[[1.0, -5.0], [3.0, -7.0], [100.0, 100.0]]])
+  mask = jnp.array([[True, True, False]])
+  chex.assert_trees_all_equal(
+    reductions.masked_max(x, mask), jnp.array([[3.0, -5.0]])
+  )
+  chex.assert_trees_all_equal(
+    reductions.masked_mean(x, mask), jnp.array([[2.0, -6.0]])
+  )
+
+
+@pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
+def test_masked_max_gradient_goes_to_the_first_maximum(n):
+  x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
+  mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
+  top, pull = jax.vjp(lambda x: reductions.masked_max(x, mask), x)
+  (g,) = pull(jnp.ones_like(top))
+  want = np.zeros_like(x)
+  for b, length in enumerate([n, n - 3]):
+    np.put_along_axis(want[b], x[b, :length].argmax(0)[None], 1.0, 0)
+    np.testing.assert_array_equal(top[b], x[b, :length].max(0))
+  np.testing.assert_array_equal(g, want)
