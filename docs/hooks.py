@@ -122,9 +122,7 @@ def lists() -> str:
   from jaxformers.commands import (
     configs as list_configs,
   )
-  from jaxformers.commands import (
-    registry as commands,
-  )
+  from jaxformers.commands import console
   from jaxformers.commands import (
     tasks as list_tasks,
   )
@@ -148,7 +146,7 @@ def lists() -> str:
     [
       "# Configs, tasks and commands",
       "## Commands",
-      f"```\n{commands.overview()}\n```",
+      f"```\n{console.overview()}\n```",
       "## Configs",
       markdown_table(("`--config`", "what it is"), configs),
       "## Tasks",
