@@ -36,5 +36,6 @@ def count_faults(mode):
   not hasattr(ctypes.CDLL(None), "mallopt"),
   reason="The C library has no mallopt.",
 )
+@pytest.mark.slow
 def test_arrays_take_the_memory_of_freed_ones():
   assert count_faults("keep") < 100 < count_faults("default")

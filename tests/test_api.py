@@ -100,15 +100,17 @@ def test_a_run_goes_on_with_the_same_examples(texts_model):
 @pytest.mark.parametrize(
   ("config", "make", "options"),
   [
-    (
+    pytest.param(
       "lra/image:size=tiny,model=s5,protocol=s4",
       lambda rng: rng.normal(size=(40, 16)),
       {},
+      marks=pytest.mark.slow,
     ),
-    (
+    pytest.param(
       "vision/cifar10:size=tiny,model=neutreno",
       lambda rng: rng.integers(0, 256, (40, 8, 8, 3), np.uint8),
       {},
+      marks=pytest.mark.slow,
     ),
     pytest.param(
       "lra/listops:size=tiny,model=transject",
@@ -201,6 +203,7 @@ def letters(*, data_dir: str = "", protocol: str = "mine"):
 '''
 
 
+@pytest.mark.slow
 def test_code_outside_of_the_package(tmp_path, monkeypatch):
   """A mixer, an optimiser and a task, named in the config and kept in it."""
   (tmp_path / "of_a_user.py").write_text(PLUGIN)
@@ -290,6 +293,7 @@ def test_a_keyword_that_is_not_there_names_the_one_that_was_meant(
     call()
 
 
+@pytest.mark.slow
 def test_a_language_model_of_ones_own_texts(tmp_path):
   texts = [f"the film number {k} is good\n" for k in range(40)]
   options = TINY | {"model.mixer_defaults.num_heads": 1, "task.stride": 4}
@@ -338,6 +342,7 @@ def leaks(v, *, mask):
 '''
 
 
+@pytest.mark.slow
 def test_the_properties_of_a_mixer_outside_of_the_repository(tmp_path):
   (tmp_path / "of_a_user.py").write_text(OUTSIDE)
 

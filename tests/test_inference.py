@@ -246,6 +246,7 @@ def resident():
   return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_calls_of_one_kind_compile_once(model, isometric):
   """Whatever the lengths, the numbers of inputs, and the options are."""
   sizes = dict(vocab_size=10, max_len=64, num_classes=0, d_model=8)

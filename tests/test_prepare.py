@@ -82,6 +82,7 @@ def test_wrong_command_lines(argv, message, capsys):
   assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_wrong_archive_ends_in_one_message_and_leaves_nothing(tmp_path):
   counts = {"train": 4, "validation": 2, "test": 2}
   path = write_tar(tmp_path / "lra_release.gz", aan(counts))

@@ -105,6 +105,7 @@ finally:
 
 
 @pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
+@pytest.mark.slow
 def test_a_log_is_refused_before_jax_is_imported(extra, tmp_path):
   flags = ["--config=lra/listops:size=tiny", "--workdir=nowhere"]
   done = subprocess.run(
@@ -130,6 +131,7 @@ def test_a_log_is_refused_before_jax_is_imported(extra, tmp_path):
   ],
   ids=["main", "command", "python"],
 )
+@pytest.mark.slow
 def test_a_platform_without_a_device_is_named(argv, tmp_path):
   done = subprocess.run(
     [sys.executable, *argv],

@@ -148,6 +148,7 @@ def test_the_zoo_names_no_modules():
     ]
 
 
+@pytest.mark.slow
 def test_another_process_needs_trust_too(stranger):
   folder, module = stranger
   ran = write_payload(module)

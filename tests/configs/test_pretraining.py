@@ -7,6 +7,7 @@ from jaxformers import models
 from jaxformers.recipes import pretraining
 from jaxformers.training.losses import LOSSES
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
+from tests.marks import slow_except
 
 
 def sizes_of(task, protocol, objective):
@@ -21,7 +22,7 @@ def sizes_of(task, protocol, objective):
   return sizes | {"objective": f"{'masked' if is_masked else 'next'}_{kind}"}
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", slow_except(("s4",), PROTOCOLS))
 @pytest.mark.parametrize("task", sorted(SIZES))
 def test_every_task_has_both_objectives(task, protocol):
   for objective, model in (("masked", "transject"), ("causal", "transformer")):

@@ -10,7 +10,7 @@ from jaxformers import models
 from jaxformers.recipes import recurrences
 from tests import initial, optimizers
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
-from tests.marks import long_except
+from tests.marks import long_except, slow_except
 
 
 def load(task, **arguments):
@@ -40,7 +40,7 @@ def test_a_matched_recurrence_has_no_more_parameters(case):
 
 
 @pytest.mark.parametrize("name", recurrences.PUBLISHED)
-@pytest.mark.parametrize("task", sorted(SIZES))
+@pytest.mark.parametrize("task", slow_except(("image",), sorted(SIZES)))
 def test_published_sizes_are_a_run(task, name):
   config = load(task, model=name, size="published", protocol="s4")
   sizes = SIZES[task] | READINGS.get((task, "s4"), {})

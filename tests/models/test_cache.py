@@ -10,7 +10,7 @@ import pytest
 from jaxformers import models
 from jaxformers.models import attention, cache
 from tests import initial
-from tests.marks import long_except
+from tests.marks import slow_except
 from tests.models.mixers.oracle import small_sizes
 from tests.models.test_reconstruction import names
 
@@ -37,6 +37,8 @@ def test_every_mixer_with_a_step_is_compared():
 
 
 SOME = ("linear_transformer", "mega", "s5", "transformer")
+SHORT = [case for case in STEPPING if case[0] in SOME]
+QUICK = [("s5", {}), ("transformer", {"rotary": True})]
 
 
 @functools.cache
@@ -76,8 +78,8 @@ def ids():
 @pytest.mark.parametrize(
   ("name", "options"),
   [
-    pytest.param(*case, marks=[] if case[0] in SOME else pytest.mark.long)
-    for case in STEPPING
+    pytest.param(*case.values[0], marks=case.marks)
+    for case in slow_except(QUICK, STEPPING, SHORT)
   ],
 )
 def test_steps_and_whole_sequences_agree(name, options):
@@ -107,7 +109,9 @@ def test_steps_and_whole_sequences_agree(name, options):
     np.testing.assert_allclose(steps[at], np.asarray(whole)[at], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["lru", "mamba", "rglru", "s4d", "s5"])
+@pytest.mark.parametrize(
+  "name", slow_except(("s5",), ["lru", "mamba", "rglru", "s4d", "s5"])
+)
 def test_a_recurrence_remembers_as_much_after_many_tokens(name):
   model = build(name, positions="none")
   params = start(model)
@@ -123,7 +127,9 @@ def test_a_recurrence_remembers_as_much_after_many_tokens(name):
   assert 0 < remembered(ids()[:, :1]) == remembered(ids())
 
 
-@pytest.mark.parametrize("name", long_except(["local", "mega"], names("next")))
+@pytest.mark.parametrize(
+  "name", slow_except(["local"], names("next"), ["local", "mega"])
+)
 def test_every_causal_mixer_counts_tokens_and_not_places(name):
   """Padding on the left and holes give the same as the tokens themselves."""
   check_padding(build(name, positions="none"))

@@ -37,6 +37,7 @@ time.sleep(60)
     (signal.SIGKILL, True),
   ],
 )
+@pytest.mark.slow
 def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
   tmp_path, number, saves
 ):
@@ -63,6 +64,7 @@ def test_a_signal_to_the_sweep_is_one_to_its_run_and_ends_both(
   assert not (tmp_path / "went on").exists()
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_up_saves_and_goes_on(tmp_path, monkeypatch):
   (tmp_path / "run.py").write_text(RUN)
   job = commands.Job([sys.executable, str(tmp_path / "run.py")])

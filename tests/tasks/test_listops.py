@@ -90,6 +90,7 @@ def test_unknown_protocol(tmp_path):
     load(tmp_path, protocol="s5")
 
 
+@pytest.mark.slow
 def test_processes_with_other_hash_seeds_agree(prints_alike):
   code = (
     "import sys, zlib; from tests.tasks.test_listops import load;"

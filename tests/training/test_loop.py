@@ -14,7 +14,7 @@ from jaxformers.training import evaluate, loop, optim, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
-from tests.marks import long_except
+from tests.marks import long_except, slow_except
 
 TIMES = ("train_seconds", "wall_seconds")
 
@@ -176,12 +176,14 @@ def test_ctrl_c_twice_stops_at_once(smoke, tmp_path, monkeypatch, hears_ctrl_c):
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_a_warm_up_as_long_as_the_run_is_said(smoke, tmp_path, capsys):
   loop.run(smoke(total_steps=4, eval_steps=4, log_steps=4), tmp_path)
   said = capsys.readouterr().err
   assert "schedule.warmup_steps=4 is not less than total_steps=4" in said
 
 
+@pytest.mark.slow
 def test_a_run_is_lengthened_where_its_schedule_does_not_end(smoke, tmp_path):
   schedule = {"name": "constant", "learning_rate": 1e-2, "warmup_steps": 4}
 
@@ -221,7 +223,11 @@ def test_evaluation_alone_gives_the_number_again(smoke, tmp_path):
 
 @pytest.mark.parametrize(
   "model",
-  long_except(("transject",), ("transject", "random_transject", "transformer")),
+  slow_except(
+    (),
+    ("transject", "random_transject", "transformer"),
+    ("transject",),
+  ),
 )
 def test_it_learns_what_the_first_token_tells(
   smoke, tmp_path, model, one_device
@@ -245,12 +251,14 @@ def test_it_learns_what_the_first_token_tells(
   assert results["accuracy"] > results["baselines"]["majority class"] + 0.1
 
 
+@pytest.mark.slow
 def test_both_ways_of_compiling_agree(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(parallel="pmap"), tmp_path / "pmap")
   assert undisturbed[0]["accuracy"] == b["accuracy"]
   assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_moves_from_mesh_to_mesh(
   smoke, tmp_path, monkeypatch, undisturbed
 ):
@@ -307,6 +315,7 @@ def test_parameters_that_are_not_finite_are_neither_best_nor_saved(
     assert checkpoints.steps() == []
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run(smoke, tmp_path):
   config = smoke(
     total_steps=40, eval_steps=2, patience=3, **{"schedule.learning_rate": 1e-9}

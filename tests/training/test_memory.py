@@ -79,6 +79,7 @@ CONFIGS = [
   not os.access("/proc/self/clear_refs", os.W_OK),
   reason="the peak memory of a process cannot be read here",
 )
+@pytest.mark.slow
 def test_what_is_planned_is_what_a_step_takes(request, case):
   """Within 20 %, for steps of more than 100 MB.
 

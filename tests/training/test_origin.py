@@ -114,6 +114,7 @@ def test_a_record_of_another_start_is_not_told(first, make, tmp_path):
   assert "pretrained" not in loop.run(make(total_steps=5), workdir)
 
 
+@pytest.mark.slow
 def test_the_untrained_start_of_a_run_that_began_with_weights(
   first, make, tmp_path
 ):
@@ -132,6 +133,7 @@ def test_the_untrained_start_of_a_run_that_began_with_weights(
   assert trained.load(workdir).start is None
 
 
+@pytest.mark.slow
 def test_a_causal_model_for_one_that_reads_both_ways(smoke, tmp_path):
   config = smoke("s5", total_steps=5, select="loss", eval_steps=5)
   with config.unlocked():
@@ -165,6 +167,7 @@ def test_another_model_is_refused(first, make, tmp_path, fields, message):
   assert not (tmp_path / "b" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_another_map_of_orthogonal_matrices_is_refused(smoke, tmp_path):
   loop.run(smoke(total_steps=5), tmp_path / "a")
   fields = {"pretrained": str(tmp_path / "a"), "model.orthogonal_map": "expm"}
@@ -349,6 +352,7 @@ def test_a_model_without_a_head_takes_no_head_of_a_bert(tmp_path):
     assert models.build(**got, **sizes, objective=objective)
 
 
+@pytest.mark.slow
 def test_a_distilled_deit_brings_its_pool(tmp_path):
   import tests.models.test_pretrained as tests_of_pretrained
 
@@ -377,6 +381,7 @@ def test_another_model_is_told_all_options_that_differ(first, make, tmp_path):
   assert len(flags) == 2
 
 
+@pytest.mark.slow
 def test_a_run_normalises_pixels_as_its_weights(tmp_path):
   rng = np.random.default_rng(0)
   files = {}

@@ -66,6 +66,7 @@ def test_the_loss_of_another_process_is_told_from_other_errors():
   assert "see /etc/hosts" in processes.explain_lost(ValueError(nowhere))
 
 
+@pytest.mark.slow
 def test_lines_of_libraries_are_hidden_from_stdout():
   code = """
 import os

@@ -57,6 +57,7 @@ def test_every_token_of_real_text_comes_back(num_layers):
   )
 
 
+@pytest.mark.slow
 def test_from_any_layer_and_for_the_other_forms():
   model, params = build(
     3, "random_transject", mixer={"num_experts": 2, "gating": "certified"}
@@ -112,6 +113,7 @@ def test_the_rate_of_the_certified_gate_is_divided_by_its_constant():
   np.testing.assert_allclose(list(constants.values()), [1 / c, 1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_half_precision_is_sent_to_float32():
   model, params = build(2, dtype="bfloat16")
   with pytest.raises(ValueError, match="computes in bfloat16.*in_float32"):
@@ -188,6 +190,7 @@ def test_other_models_have_no_inverse():
     inverse.forward(model, {}, text())
 
 
+@pytest.mark.slow
 def test_the_command_measures_tokens_alone(
   smoke, tmp_path, capsys, monkeypatch
 ):
@@ -204,6 +207,7 @@ def test_the_command_measures_tokens_alone(
   assert float(re.search(r"embedding (\S+)\.", printed)[1]) < 1e-3
 
 
+@pytest.mark.slow
 def test_the_command(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   capsys.readouterr()

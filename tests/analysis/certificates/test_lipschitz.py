@@ -161,6 +161,7 @@ def test_other_encoders_have_the_measured_part():
   assert len(content["measured"]["factors"]) == 3
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch, tmp_path, capsys):
   loaded = trained.load
   model, params = build()

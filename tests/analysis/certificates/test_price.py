@@ -62,6 +62,7 @@ def test_the_figure_has_runs_with_a_certificate():
   assert labels == ["isometric", "s5, no certificate"]
 
 
+@pytest.mark.slow
 def test_the_command_reads_runs(smoke, tmp_path, capsys):
   loop.run(smoke("isometric", **{"model.num_layers": 1}), tmp_path / "run")
   price.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])

@@ -38,6 +38,7 @@ def run():
   return trained.Trained(config, task, model, params, 5)
 
 
+@pytest.mark.slow
 def test_each_token_from_the_window_before_it(run):
   rows = perplexity.measure_perplexity(run, [1, 4], batch_size=4)
   assert [row["stride"] for row in rows] == [1, 4]
@@ -54,6 +55,7 @@ def test_each_token_from_the_window_before_it(run):
   assert few[0]["count"] == 5
 
 
+@pytest.mark.slow
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
   monkeypatch.setattr(trained, "load", lambda workdir, **_: run)

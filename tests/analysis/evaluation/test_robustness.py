@@ -51,6 +51,7 @@ def run():
   return trained.Trained(config, task, Bright(), {}, 3)
 
 
+@pytest.mark.slow
 def test_errors_of_corrupted_images(run):
   scores = r.corrupted(run, batch_size=7)
   assert scores["clean"] == 0
@@ -74,6 +75,7 @@ def jpeg(value):
   return file.getvalue()
 
 
+@pytest.mark.slow
 def test_alexnet_has_an_mce_of_a_hundred(run, tmp_path):
   assert len(r.ALEXNET) == 15
   alexnet = {name: [error] * 5 for name, error in r.ALEXNET.items()}
@@ -82,6 +84,7 @@ def test_alexnet_has_an_mce_of_a_hundred(run, tmp_path):
   assert r.mce(half) == pytest.approx(50)
 
 
+@pytest.mark.slow
 def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   files = {}
   for number, name in enumerate(r.ALEXNET):
@@ -107,6 +110,7 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
     r.imagenet_c(run, root)
 
 
+@pytest.mark.slow
 def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
   root = write_folder(
     tmp_path / "a", {"n00/a.jpg": jpeg(130), "n02/b.jpg": jpeg(240)}
@@ -118,6 +122,7 @@ def test_only_the_classes_of_the_folder_are_chosen_from(run, tmp_path):
   assert r.unusual(run, root, "imagenet_a") == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_scores_of_several_runs_have_mean_and_deviation(
   run, monkeypatch, capsys
 ):
@@ -142,6 +147,7 @@ def test_scores_of_several_runs_have_mean_and_deviation(
   assert json.loads(capsys.readouterr().out) == scores
 
 
+@pytest.mark.slow
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
   monkeypatch.setattr(trained, "load", lambda workdir, **_: run)

@@ -65,6 +65,7 @@ def test_pixels_are_enlarged_to_hold_a_window(size, window, want):
   )
 
 
+@pytest.mark.slow
 def test_no_window_sees_beyond_a_scene(run):
   """At half the scale a scene of 20 x 33 has 8 x 13 pixels, windows 16 x 16."""
   source, windows = run.task.splits["test"], []
@@ -101,6 +102,7 @@ def test_interpolation_is_that_of_jax():
     np.testing.assert_allclose(s.interpolate(x, size), want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
   source = run.task.splits["test"]
 
@@ -126,6 +128,7 @@ def test_mean_iou_of_a_perfect_and_a_constant_prediction(run):
   assert (total["labelled"][2:] == 0).all()
 
 
+@pytest.mark.slow
 def test_measuring_a_model(run):
   single = s.evaluate_segmenter(run, batch_size=3)
   assert single["count"] == 3
@@ -135,6 +138,7 @@ def test_measuring_a_model(run):
   assert several["count"] == 2
 
 
+@pytest.mark.slow
 def test_the_command(run, monkeypatch, capsys, tmp_path):
   loaded = trained.load
   monkeypatch.setattr(trained, "load", lambda workdir, **_: run)

@@ -173,6 +173,7 @@ def test_every_encoder_has_singular_values(name):
     assert spectrum.values[-1] > 0
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch, tmp_path, capsys):
   model, params = build("transject", num_layers=2)
   run = types.SimpleNamespace(

@@ -368,6 +368,7 @@ def test_models_without_heads_have_a_similarity():
     assert set(s.measure_curves(*build("transject"))) == {"similarity"}
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch, tmp_path, capsys):
   loaded = trained.load
 

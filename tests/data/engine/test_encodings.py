@@ -70,6 +70,7 @@ def test_byte_pairs_give_the_text_back():
     e.byte_pairs("text", size=258)
 
 
+@pytest.mark.slow
 def test_byte_pairs_are_the_same_in_every_process(prints_alike):
   code = """
 import hashlib, random
@@ -168,6 +169,7 @@ def test_missing_vocabularies():
       e.word_pieces("t", size=size)
 
 
+@pytest.mark.slow
 def test_training_depends_on_the_texts_alone(prints_alike):
   code = (
     "from jaxformers.data.engine import encodings as e; import zlib;"

@@ -75,6 +75,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
   assert len(splits["train"]) == 2
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_agree(tmp_path):
   code = (
     "import sys, time; from pathlib import Path;"
@@ -173,6 +174,7 @@ def test_without_archive_and_network_the_remedies_are_named_at_once(
 
 
 @pytest.mark.parametrize("limit", [20_000, 600_000])
+@pytest.mark.slow
 def test_a_full_disk_while_preparing_or_packing(tmp_path, limit):
   """A limit on the size of a file stands for a full disk."""
   code = (

@@ -181,6 +181,7 @@ def test_chunks_are_the_samples_whatever_the_threads(monkeypatch):
       assert labels[i] == drawing.label
 
 
+@pytest.mark.slow
 def test_processes_with_other_hash_seeds_agree(prints_alike):
   code = (
     "import zlib; from jaxformers.data.generators import pathfinder, snakes;"
