@@ -101,15 +101,17 @@ def test_train_resumes_with_the_same_examples_only(texts_model):
 @pytest.mark.parametrize(
   ("config", "make", "options"),
   [
-    (
+    pytest.param(
       "lra/image:size=tiny,model=s5,protocol=s4",
       lambda rng: rng.normal(size=(40, 16)),
       {},
+      marks=pytest.mark.slow,
     ),
-    (
+    pytest.param(
       "vision/cifar10:size=tiny,model=neutreno",
       lambda rng: rng.integers(0, 256, (40, 8, 8, 3), np.uint8),
       {},
+      marks=pytest.mark.slow,
     ),
     pytest.param(
       "lra/listops:size=tiny,model=transject",
@@ -202,6 +204,7 @@ def letters(*, data_dir: str = "", protocol: str = "mine"):
 '''
 
 
+@pytest.mark.slow
 def test_train_save_and_load_with_user_registered_code(tmp_path, monkeypatch):
   """A mixer, an optimiser and a task, named in the config and kept in it."""
   (tmp_path / "of_a_user.py").write_text(PLUGIN)
@@ -288,6 +291,7 @@ def test_unknown_keyword_suggests_the_nearest_one(call, message):
     call()
 
 
+@pytest.mark.slow
 def test_train_language_model_on_texts_in_memory(tmp_path):
   texts = [f"the film number {k} is good\n" for k in range(40)]
   options = TINY | {"model.mixer_defaults.num_heads": 1, "task.stride": 4}
@@ -336,6 +340,7 @@ def leaks(v, *, mask):
 '''
 
 
+@pytest.mark.slow
 def test_pytest_imports_option_checks_a_user_mixer(tmp_path):
   (tmp_path / "of_a_user.py").write_text(OUTSIDE)
 

@@ -507,19 +507,12 @@ def execute(argv, **context):
     RUNNERS[program](argv, **context)
 
 
-def marks(name, command=""):
-  """Marks of a page: the first two are read by everybody."""
-  is_first = name in ("README.md", "docs/start.md")
-  # Analyses compile programs of their own, which their tests run as well.
-  is_analysis = re.search(r"jaxformers (price|certified|isometry)", command)
-  return [] if is_first and not is_analysis else [pytest.mark.slow]
-
-
 @pytest.mark.parametrize(
   "command",
-  [pytest.param(text, marks=marks(page, text)) for text, page in FOUND.items()],
+  FOUND,
   ids=[f"{FOUND[command]}: {command}"[:90] for command in FOUND],
 )
+@pytest.mark.slow
 def test_documented_command_runs(
   command, examples, finished, monkeypatch, tmp_path, capsys
 ):
@@ -601,13 +594,14 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
 @pytest.mark.parametrize(
   ("page", "number"),
   [
-    pytest.param(name_of(page), number, marks=marks(name_of(page)))
+    (name_of(page), number)
     for page in PAGES
     if name_of(page) not in (*EXAMPLE_PAGES, BLOCK_PAGE)
     for number, block in enumerate(blocks(page))
     if not block.startswith(USERS_MODULE)
   ],
 )
+@pytest.mark.slow
 def test_documented_python_block_runs(page, number, finished, tmp_path):
   code = blocks(page)[number]
   vit = ROOT / "tests" / "models" / "pretrained" / "vit"
@@ -632,6 +626,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize("name", ["window", "mean"])
+@pytest.mark.slow
 def test_documented_mixers_keep_the_mixer_contract(name):
   for check in CHECKS:
     if "strict" not in inspect.signature(check).parameters:
@@ -642,6 +637,7 @@ def test_documented_mixers_keep_the_mixer_contract(name):
   properties.test_gradients_are_finite_differences(name, {})
 
 
+@pytest.mark.slow
 def test_documented_window_mixer_is_causal(strict):
   assert {*models.causal_mixers()} >= {"window"}
   properties.test_the_past_does_not_see_the_future("window", strict)
@@ -651,6 +647,7 @@ def test_documented_window_mixer_is_causal(strict):
   "path",
   ["tests/models/mixers/test_window.py", "tests/tasks/test_same_ends.py"],
 )
+@pytest.mark.slow
 def test_documented_tests_pass(path, examples, tmp_path):
   names = runpy.run_path(str(examples / path))
   tests = [names[name] for name in names if name.startswith("test_")]
@@ -661,6 +658,7 @@ def test_documented_tests_pass(path, examples, tmp_path):
     test(*[folder][: len(inspect.signature(test).parameters)])
 
 
+@pytest.mark.slow
 def test_documented_task_is_added_by_three_files(examples, tmp_path):
   """The package is copied, so that nothing but the files is there to help."""
   page = (ROOT / "docs" / "add_a_task.md").read_text()
@@ -689,6 +687,7 @@ def test_documented_task_is_added_by_three_files(examples, tmp_path):
   assert run.stdout.split() == ["jaxformers.tasks.same_ends"]
 
 
+@pytest.mark.slow
 def test_documented_block_is_added_by_two_files(tmp_path):
   """In a copy of the package, so that nothing else is there to help."""
   ignored = shutil.ignore_patterns("__pycache__")
@@ -717,6 +716,7 @@ def test_documented_block_is_added_by_two_files(tmp_path):
   assert run.stdout == "2\n"
 
 
+@pytest.mark.slow
 def test_documented_mixer_trains(smoke, tmp_path):
   config = shorten(smoke("window"))
   # As the page has it.
@@ -729,6 +729,7 @@ def test_documented_mixer_trains(smoke, tmp_path):
   assert loop.run(config, tmp_path)["model"] == "window"
 
 
+@pytest.mark.slow
 def test_documented_task_trains(examples, tmp_path):
   config = configs.load(f"{examples}/configs/same_ends.py:model=transformer")
   config.task.update(num_train=16, num_validation=8, num_test=8)

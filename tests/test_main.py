@@ -16,6 +16,8 @@ from jaxformers import main
 from jaxformers.foundations import workdirs
 from tests.marks import FAST_COMPILE, long_except
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("JAXFORMERS_KILLS", "1"))
 PAIRS = int(os.environ.get("JAXFORMERS_PAIRS", "3"))
 TIMES = ("train_seconds", "wall_seconds")
@@ -329,7 +331,6 @@ def small_disk(tmp_path):
   subprocess.run(["umount", str(folder)], check=False)
 
 
-@pytest.mark.slow
 def test_main_resumes_after_a_full_disk(finished, command, small_disk):
   folder, enlarge = small_disk
   again = command(folder / "run")
@@ -345,7 +346,6 @@ def test_main_resumes_after_a_full_disk(finished, command, small_disk):
   assert results(folder / "run") == results(finished[0])
 
 
-@pytest.mark.slow
 def test_main_trains_several_seeds(finished, command, tmp_path):
   done = run(command(tmp_path, "--seeds=0,1"))
   assert done.returncode == 0, done.stderr

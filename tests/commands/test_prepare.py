@@ -83,6 +83,7 @@ def test_prepare_refuses_wrong_arguments(argv, message, capsys):
   assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_prepare_refuses_a_wrong_archive_and_leaves_no_files(tmp_path):
   counts = {"train": 4, "validation": 2, "test": 2}
   path = write_tar(tmp_path / "lra_release.gz", aan(counts))

@@ -95,6 +95,7 @@ def check_parameters(task, model, size, count):
   assert models.size(built) == count
 
 
+@pytest.mark.slow
 def test_lra_configs_have_the_expected_parameters():
   cases = [(*case, count) for case, count in GOLDEN.items()]
   assert_all(check_parameters, cases, least=30)

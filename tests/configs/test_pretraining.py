@@ -7,7 +7,6 @@ import pytest
 from jaxformers import config as c
 from jaxformers import models
 from jaxformers.recipes import pretraining
-from jaxformers.training.losses import LOSSES
 from tests.assertions import assert_all
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
 
@@ -36,6 +35,7 @@ def check_objective(task, protocol, objective):
   assert config["task"]["objective"] == objective
 
 
+@pytest.mark.slow
 def test_pretraining_configs_build_both_objectives():
   cases = itertools.product(SIZES, PROTOCOLS, ("masked", "causal"))
   assert_all(check_objective, cases, least=60)

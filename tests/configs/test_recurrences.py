@@ -54,6 +54,7 @@ def check_published_sizes(task, name):
   assert config["model"]["positions"] == "none"
 
 
+@pytest.mark.slow
 def test_published_recurrences_have_their_published_sizes():
   cases = itertools.product(SIZES, recurrences.PUBLISHED)
   assert_all(check_published_sizes, cases, least=24)

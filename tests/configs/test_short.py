@@ -34,6 +34,7 @@ def check_parameters(task, model, size, count):
   assert models.size(models.build(**config["model"], **sizes)) == count
 
 
+@pytest.mark.slow
 def test_short_configs_have_the_expected_parameters():
   cases = [(*case, count) for case, count in GOLDEN.items()]
   assert_all(check_parameters, cases, least=12)

@@ -12,7 +12,7 @@ from jaxformers.data.sets import ade20k
 from jaxformers.models.mixer import MIXERS
 from jaxformers.tasks import segmentation
 from tests import initial, optimizers
-from tests.marks import long_except
+from tests.marks import slow_except
 
 SIZES = {
   "cifar10": dict(num_classes=10, image=(32, 32, 3)),
@@ -32,7 +32,9 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("spec", sorted(GOLDEN))
+@pytest.mark.parametrize(
+  "spec", slow_except(("cifar10.py", "imagenet.py"), sorted(GOLDEN))
+)
 def test_vision_configs_have_the_published_parameters(spec):
   config = c.plain(c.load(f"configs/vision/{spec}"))
   sizes = {"vocab_size": 0, "max_len": 256} | SIZES[spec.partition(".py")[0]]
@@ -103,7 +105,11 @@ def test_ade20k_config_trains_for_64_epochs(protocol, held_out):
 
 @pytest.mark.parametrize(
   "name",
-  long_except(("neutreno", "performer", "transject"), sorted(models.MODELS)),
+  slow_except(
+    ("neutreno",),
+    sorted(models.MODELS),
+    ("neutreno", "performer", "transject"),
+  ),
 )
 def test_ade20k_config_drops_attention_weights_in_the_decoder(name):
   """Strudel et al. 2021, segm/config.yml: one dropout of 0.1 for all of it."""

@@ -36,5 +36,6 @@ def count_faults(mode):
   not hasattr(ctypes.CDLL(None), "mallopt"),
   reason="The C library has no mallopt.",
 )
+@pytest.mark.slow
 def test_allocator_keep_reuses_freed_memory():
   assert count_faults("keep") < 100 < count_faults("default")

@@ -20,6 +20,7 @@ def test_leave_prints_one_line_and_exits_with_130(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", ["--help", "models"])
+@pytest.mark.slow
 def test_command_ends_quietly_at_a_broken_pipe(command):
   done = subprocess.run(
     [
@@ -51,6 +52,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("arguments", [["models"], ["rank"], ["bounds"]])
 @pytest.mark.parametrize("seconds", [0.1, 1.5])
+@pytest.mark.slow
 def test_ctrl_c_in_a_command_is_one_line(arguments, seconds):
   """While modules are imported, and while the command computes."""
   code = INTERRUPTED.format(arguments=arguments, seconds=seconds)

@@ -27,6 +27,7 @@ from jaxformers.models.embedding import Embedding
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import compilers, optim, run
 from tests.assertions import assert_all
+from tests.marks import slow_except
 from tests.models.mixers.oracle import small_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -351,7 +352,9 @@ def options_of(name, changes, **kind):
   return options
 
 
-@pytest.mark.parametrize("name", sorted(models.MODELS))
+@pytest.mark.parametrize(
+  "name", slow_except(("transformer", "transject"), sorted(models.MODELS))
+)
 def test_build_refuses_every_value_out_of_range(name):
   """One option at a time: those of all models, and those of one model."""
   count = 0

@@ -109,6 +109,7 @@ finally:
 
 
 @pytest.mark.parametrize("extra", ["tensorboard", "wandb"])
+@pytest.mark.slow
 def test_main_refuses_a_log_without_its_library_before_importing_jax(
   extra, tmp_path
 ):
@@ -136,6 +137,7 @@ def test_main_refuses_a_log_without_its_library_before_importing_jax(
   ],
   ids=["main", "command", "python"],
 )
+@pytest.mark.slow
 def test_commands_name_a_jax_platform_without_device(argv, tmp_path):
   done = subprocess.run(
     [sys.executable, *argv],

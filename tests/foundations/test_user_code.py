@@ -150,6 +150,7 @@ def test_zoo_models_name_no_user_modules():
     ]
 
 
+@pytest.mark.slow
 def test_load_in_another_process_needs_trust_too(stranger):
   folder, module = stranger
   ran = write_payload(module)

@@ -15,7 +15,7 @@ from jaxformers.models.config import field_names
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import flash
 from tests import draws, initial
-from tests.marks import long_except
+from tests.marks import REPRESENTATIVES, slow_except
 from tests.models.mixers.oracle import small_sizes
 
 NAMES = sorted(MIXERS)
@@ -65,18 +65,30 @@ def make(name, **options):
   return mixer, {"params": params}, apply
 
 
+@functools.cache
+def sloped(name):
+  """A compiled sum of y * weights, and its gradient with respect to x."""
+  apply = make(name)[2]
+
+  def weighed(x, variables, mask, weights):
+    return (apply(variables, x, mask) * weights).sum()
+
+  return jax.jit(jax.value_and_grad(weighed))
+
+
 def at_tokens(y, mask):
   return jnp.where(mask[..., None], y, 0)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=slow_except(REPRESENTATIVES, NAMES))
 def name(request):
   return request.param
 
 
 # One mixer of each kind, for what takes long or seldom differs.
 SOME = ("bigbird", "linear", "local", "mega", "s5", "softmax", "transject")
-some = pytest.mark.parametrize("name", long_except(SOME, NAMES))
+QUICK = ("mega", "softmax", "transject")
+some = pytest.mark.parametrize("name", slow_except(QUICK, NAMES, SOME))
 
 
 def test_registry_lists_every_mixer_module():
@@ -135,14 +147,10 @@ def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
 @some
 def test_every_token_counts(name):
   """Nothing of a sample is dropped: a gradient reaches all its tokens."""
-  _, variables, apply = make(name)
+  _, variables, _ = make(name)
   x, mask = inputs()
-  weigh = draws.normal(3, x.shape)
-  grad = jax.jit(
-    jax.grad(
-      lambda x: (at_tokens(apply(variables, x, mask), mask) * weigh).sum()
-    )
-  )(x)
+  weights = np.where(mask[..., None], draws.normal(3, x.shape), 0)
+  _, grad = sloped(name)(x, variables, mask, weights)
   chex.assert_tree_all_finite(grad)
   reached = jnp.abs(grad).max(-1) > 0
   assert (reached == mask).all()
@@ -187,18 +195,17 @@ def test_half_precision_stays_near(name):
 
 @some
 def test_a_sample_without_tokens_is_finite(name):
-  _, variables, apply = make(name)
+  _, variables, _ = make(name)
   x, mask = inputs()
-  mask = jnp.zeros_like(mask)
-  value, grad = jax.value_and_grad(lambda x: apply(variables, x, mask).sum())(x)
+  value, grad = sloped(name)(x, variables, np.zeros_like(mask), np.ones_like(x))
   chex.assert_tree_all_finite((value, grad))
 
 
 # Options that change the arithmetic of a mixer's gradient.
 NUMERICAL = [
   *(
-    pytest.param(name, {}, marks=[] if name in SOME else pytest.mark.long)
-    for name in NAMES
+    pytest.param(*case.values, {}, marks=case.marks)
+    for case in slow_except(QUICK, NAMES, SOME)
   ),
   ("linear", {"causal": True}),
   # The causal form of others is another mask.
@@ -207,19 +214,24 @@ NUMERICAL = [
     for name in models.causal_mixers()
     if name != "linear"
   ),
-  ("kernelized", {"normalize": True}),
-  ("linformer", {"share_key_value": True, "share_heads": True}),
-  ("nystromformer", {"inverse_init": "batch"}),
-  ("performer", {"epsilon": 1e-4}),
-  ("performer", {"epsilon": 1e-2}),
-  ("reformer", {"same_bucket": False, "correct_duplicates": False}),
-  ("skyformer", {"inverse_init": "batch", "gamma": 0.5}),
-  ("softmax", {"symmetric": True}),
-  ("softmax", {"feat_scale": True}),
-  ("softmax", {"orthogonal": True, "orthogonal_map": "householder"}),
-  ("synthesizer", {"kind": "factorized_dense"}),
   ("transject", {"sigma": "learned", "gating": "certified"}),
-  ("transject", {"reconstruction_weight": 0.1}),
+  *(
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (
+      ("kernelized", {"normalize": True}),
+      ("linformer", {"share_key_value": True, "share_heads": True}),
+      ("nystromformer", {"inverse_init": "batch"}),
+      ("performer", {"epsilon": 1e-4}),
+      ("performer", {"epsilon": 1e-2}),
+      ("reformer", {"same_bucket": False, "correct_duplicates": False}),
+      ("skyformer", {"inverse_init": "batch", "gamma": 0.5}),
+      ("softmax", {"symmetric": True}),
+      ("softmax", {"feat_scale": True}),
+      ("softmax", {"orthogonal": True, "orthogonal_map": "householder"}),
+      ("synthesizer", {"kind": "factorized_dense"}),
+      ("transject", {"reconstruction_weight": 0.1}),
+    )
+  ),
 ]
 
 
@@ -257,7 +269,9 @@ def test_gradients_are_finite_differences(name, options):
     np.testing.assert_allclose((up - down) / (2 * step), slope, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", models.causal_mixers())
+@pytest.mark.parametrize(
+  "name", slow_except(("local", "mega", "softmax"), models.causal_mixers())
+)
 def test_the_past_does_not_see_the_future(name, strict):
   _, variables, apply = make(name, causal=True)
   x, mask = inputs()
@@ -272,7 +286,7 @@ def test_the_past_does_not_see_the_future(name, strict):
     assert (jnp.abs(y - z)[0].max(-1) > 1e-6)[after].all()
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", slow_except(("performer",), DRAWING))
 def test_random_features_are_seeded_sown_and_replaceable(name):
   options = {"train_projection": False} if name == "linformer" else {}
   options |= {"kind": "fixed_random"} if name == "synthesizer" else {}
@@ -330,7 +344,7 @@ def test_random_features_are_no_constants_of_the_program(monkeypatch):
   mixer, variables, _ = make("performer")
   x, mask = inputs()
   kw = {"mask": mask, "carry": None, "train": False}
-  y, _ = mixer.apply(variables, x, **kw)
+  y, _ = jax.jit(functools.partial(mixer.apply, **kw))(variables, x)
   monkeypatch.setattr(attention, "LARGEST_CONSTANT", 1)
   z, _ = jax.jit(functools.partial(mixer.apply, **kw))(variables, x)
   chex.assert_trees_all_close(y, z, atol=1e-5)
@@ -347,9 +361,8 @@ def test_layers_draw_different_random_features():
   )
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), model.example())["params"]
-  _, shown = model.apply(
-    {"params": params}, model.example(), train=False, mutable=["random"]
-  )
+  apply = functools.partial(model.apply, train=False, mutable=["random"])
+  _, shown = jax.jit(apply)({"params": params}, model.example())
   one, two = (
     shown["random"]["encoder"][f"layer_{i}"]["mixer"]["features"]
     for i in range(2)
@@ -370,7 +383,8 @@ def test_orthogonal_attention_has_rotations_as_projections():
     assert float(orthogonal.orthogonality_defect(w).max()) < 5e-6
     bias = variables["params"][f"{name}_bias"]
     params[name] = {"kernel": w.reshape(D, 2, D // 2), "bias": bias}
-  z, _ = plain.apply({"params": params}, x, mask=mask, carry=None, train=False)
+  kw = {"mask": mask, "carry": None, "train": False}
+  z, _ = jax.jit(functools.partial(plain.apply, **kw))({"params": params}, x)
   chex.assert_trees_all_close(apply(variables, x, mask), z, atol=1e-5)
 
 
@@ -461,10 +475,13 @@ def test_blocked_mixers_drop_each_block_independently(name):
   x = jnp.tile(draws.normal(0, (1, 4, D)), (1, 4, 1))
   kw = {"mask": jnp.ones((1, 16), bool), "carry": None}
   rngs = {"dropout": jax.random.key(2)}
-  still = mixer.apply(variables, x, train=False, **kw)[0].reshape(4, 4, D)
-  chex.assert_trees_all_close(still, jnp.tile(still[:1], (4, 1, 1)), atol=1e-6)
-  y = mixer.apply(variables, x, train=True, rngs=rngs, **kw)[0].reshape(4, -1)
-  apart = jnp.abs(y[:, None] - y[None]).max(-1) + jnp.eye(4)
+  apply = functools.partial(mixer.apply, **kw)
+  still = jax.jit(functools.partial(apply, train=False))(variables, x)[0]
+  still = np.asarray(still).reshape(4, 4, D)
+  chex.assert_trees_all_close(still, np.tile(still[:1], (4, 1, 1)), atol=1e-6)
+  y = jax.jit(functools.partial(apply, train=True, rngs=rngs))(variables, x)[0]
+  y = np.asarray(y).reshape(4, -1)
+  apart = np.abs(y[:, None] - y[None]).max(-1) + np.eye(4)
   assert apart.min() > 1e-3
 
 
@@ -487,7 +504,7 @@ def largest(name, n):
   return max(walk(jax.make_jaxpr(run)(x, mask).jaxpr))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_except(REPRESENTATIVES, NAMES))
 def test_mixer_memory_grows_as_declared(name):
   few, many = largest(name, 4096), largest(name, 16_384)
   if getattr(MIXERS[name], "growth", "n") == "n^2":

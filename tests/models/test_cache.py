@@ -10,7 +10,7 @@ import pytest
 from jaxformers import models
 from jaxformers.models import cache, mixer
 from tests import initial
-from tests.marks import long_except
+from tests.marks import slow_except
 from tests.models.mixers.oracle import small_sizes
 from tests.models.test_reconstruction import names
 
@@ -28,6 +28,8 @@ STEPPING = [
 
 
 SOME = ("linear_transformer", "mega", "s5", "transformer")
+SHORT = [case for case in STEPPING if case[0] in SOME]
+QUICK = [("s5", {}), ("transformer", {"rotary": True})]
 
 
 @functools.cache
@@ -67,8 +69,8 @@ def ids():
 @pytest.mark.parametrize(
   ("name", "options"),
   [
-    pytest.param(*case, marks=[] if case[0] in SOME else pytest.mark.long)
-    for case in STEPPING
+    pytest.param(*case.values[0], marks=case.marks)
+    for case in slow_except(QUICK, STEPPING, SHORT)
   ],
 )
 def test_cached_steps_equal_whole_sequences(name, options):
@@ -99,9 +101,7 @@ def test_cached_steps_equal_whole_sequences(name, options):
 
 
 @pytest.mark.parametrize(
-  "name",
-  # Mega's attention remembers all tokens of a chunk.
-  sorted(k for k, v in models.MODELS.items() if v.recurrence and k != "mega"),
+  "name", slow_except(("s5",), ["lru", "mamba", "rglru", "s4d", "s5"])
 )
 def test_recurrent_cache_does_not_grow(name):
   model = build(name, positions="none")
@@ -118,7 +118,9 @@ def test_recurrent_cache_does_not_grow(name):
   assert 0 < remembered(ids()[:, :1]) == remembered(ids())
 
 
-@pytest.mark.parametrize("name", long_except(["local", "mega"], names("next")))
+@pytest.mark.parametrize(
+  "name", slow_except(["local"], names("next"), ["local", "mega"])
+)
 def test_cached_steps_skip_padding_for_every_causal_mixer(name):
   """Padding on the left and holes give the same as the tokens themselves."""
   check_padding(build(name, positions="none"))

@@ -58,6 +58,7 @@ def test_every_token_of_real_text_comes_back(num_layers):
   )
 
 
+@pytest.mark.slow
 def test_inverse_starts_from_any_layer():
   model, params = build(
     3, "random_transject", mixer={"num_experts": 2, "gating": "certified"}
@@ -113,6 +114,7 @@ def test_layer_constants_divide_the_rate_of_the_certified_gate():
   np.testing.assert_allclose(list(constants.values()), [1 / c, 1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_inverse_refuses_half_precision():
   model, params = build(2, dtype="bfloat16")
   with pytest.raises(ValueError, match="computes in bfloat16.*in_float32"):
@@ -189,6 +191,7 @@ def test_inverse_refuses_models_without_invertible_layers():
     inverse.forward(model, {}, text())
 
 
+@pytest.mark.slow
 def test_inverse_command_measures_no_padding(
   smoke, tmp_path, capsys, monkeypatch
 ):
@@ -205,6 +208,7 @@ def test_inverse_command_measures_no_padding(
   assert float(re.search(r"embedding (\S+)\.", printed)[1]) < 1e-3
 
 
+@pytest.mark.slow
 def test_inverse_command_prints_recovered_shares(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   capsys.readouterr()

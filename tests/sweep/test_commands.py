@@ -37,6 +37,7 @@ time.sleep(60)
     (signal.SIGKILL, True),
   ],
 )
+@pytest.mark.slow
 def test_sweep_passes_a_signal_to_its_run_and_ends(tmp_path, number, saves):
   """The sweep waits for a run that saves, and for one that does not."""
   (tmp_path / "run.py").write_text(
@@ -61,6 +62,7 @@ def test_sweep_passes_a_signal_to_its_run_and_ends(tmp_path, number, saves):
   assert not (tmp_path / "went on").exists()
 
 
+@pytest.mark.slow
 def test_job_checkpoint_saves_and_resubmits(tmp_path, monkeypatch):
   (tmp_path / "run.py").write_text(RUN)
   job = commands.Job([sys.executable, str(tmp_path / "run.py")])

@@ -90,6 +90,7 @@ def test_listops_task_refuses_an_unknown_protocol(tmp_path):
     load(tmp_path, protocol="s5")
 
 
+@pytest.mark.slow
 def test_listops_task_does_not_depend_on_the_hash_seed(prints_alike):
   code = (
     "import sys, zlib; from tests.tasks.test_listops import load;"

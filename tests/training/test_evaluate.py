@@ -6,7 +6,7 @@ from jaxformers import models
 from jaxformers.data.engine.packed import pack
 from jaxformers.training import compilers, evaluate, losses
 from tests import initial
-from tests.marks import long_except
+from tests.marks import long_except, slow_except
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def example():
 
 @pytest.mark.parametrize("mode", sorted(compilers.COMPILERS))
 @pytest.mark.parametrize("devices", long_except([3], [1, 3, 4]))
-@pytest.mark.parametrize("batch_size", long_except([5, 16], [5, 13, 16]))
+@pytest.mark.parametrize("batch_size", slow_except([5], [5, 13, 16], [5, 16]))
 def test_evaluator_counts_every_example_once(
   example, monkeypatch, mode, devices, batch_size
 ):

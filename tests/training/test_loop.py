@@ -14,7 +14,7 @@ from jaxformers.training import evaluate, loop, optim, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
-from tests.marks import long_except
+from tests.marks import long_except, slow_except
 
 TIMES = ("train_seconds", "wall_seconds")
 
@@ -176,12 +176,14 @@ def test_run_stops_at_once_at_a_second_ctrl_c(
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_run_warns_of_a_warmup_as_long_as_the_run(smoke, tmp_path, capsys):
   loop.run(smoke(total_steps=4, eval_steps=4, log_steps=4), tmp_path)
   said = capsys.readouterr().err
   assert "schedule.warmup_steps=4 is not less than total_steps=4" in said
 
 
+@pytest.mark.slow
 def test_run_is_lengthened_with_a_constant_schedule(smoke, tmp_path):
   schedule = {"name": "constant", "learning_rate": 1e-2, "warmup_steps": 4}
 
@@ -221,7 +223,11 @@ def test_run_eval_only_gives_the_same_score(smoke, tmp_path):
 
 @pytest.mark.parametrize(
   "model",
-  long_except(("transject",), ("transject", "random_transject", "transformer")),
+  slow_except(
+    (),
+    ("transject", "random_transject", "transformer"),
+    ("transject",),
+  ),
 )
 def test_run_beats_the_majority_class_on_easy_listops(
   smoke, tmp_path, model, one_device
@@ -245,12 +251,14 @@ def test_run_beats_the_majority_class_on_easy_listops(
   assert results["accuracy"] > results["baselines"]["majority class"] + 0.1
 
 
+@pytest.mark.slow
 def test_run_under_pmap_agrees_with_jit(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(parallel="pmap"), tmp_path / "pmap")
   assert undisturbed[0]["accuracy"] == b["accuracy"]
   assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_run_resumes_on_another_mesh(smoke, tmp_path, monkeypatch, undisturbed):
   """Begun with the experts spread, ended with the parameters spread."""
   with monkeypatch.context() as patch:
@@ -305,6 +313,7 @@ def test_run_never_saves_nonfinite_parameters(
     assert checkpoints.steps() == []
 
 
+@pytest.mark.slow
 def test_run_ends_by_patience(smoke, tmp_path):
   config = smoke(
     total_steps=40, eval_steps=2, patience=3, **{"schedule.learning_rate": 1e-9}

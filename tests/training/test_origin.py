@@ -112,6 +112,7 @@ def test_results_ignore_the_origin_record_of_another_start(
   assert "pretrained" not in loop.run(make(total_steps=5), workdir)
 
 
+@pytest.mark.slow
 def test_load_start_of_a_pretrained_run_checks_its_origin(
   first, make, tmp_path
 ):
@@ -130,6 +131,7 @@ def test_load_start_of_a_pretrained_run_checks_its_origin(
   assert states.load(workdir).start is None
 
 
+@pytest.mark.slow
 def test_trainer_refuses_causal_weights_for_a_bidirectional_model(
   smoke, tmp_path
 ):
@@ -167,6 +169,7 @@ def test_trainer_refuses_weights_of_another_model(
   assert not (tmp_path / "b" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_trainer_refuses_weights_of_another_orthogonal_map(smoke, tmp_path):
   loop.run(smoke(total_steps=5), tmp_path / "a")
   fields = {"pretrained": str(tmp_path / "a"), "model.orthogonal_map": "expm"}
@@ -351,6 +354,7 @@ def test_load_with_takes_no_bert_head_for_models_without_a_head(tmp_path):
     assert models.build(**got, **sizes, objective=objective)
 
 
+@pytest.mark.slow
 def test_load_with_takes_the_pool_of_a_distilled_deit(tmp_path):
   import tests.models.test_pretrained as tests_of_pretrained
 
@@ -381,6 +385,7 @@ def test_trainer_names_all_options_that_differ_from_the_weights(
   assert len(flags) == 2
 
 
+@pytest.mark.slow
 def test_run_normalises_pixels_as_its_pretrained_weights(tmp_path):
   rng = np.random.default_rng(0)
   files = {}

@@ -66,6 +66,7 @@ def test_explain_lost_recognises_a_lost_process():
   assert "see /etc/hosts" in processes.explain_lost(ValueError(nowhere))
 
 
+@pytest.mark.slow
 def test_library_output_is_kept_from_stdout():
   code = """
 import os

@@ -73,6 +73,7 @@ def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   assert extremes["sequences"][1] > high
 
 
+@pytest.mark.slow
 def test_adversarial_searches_any_encoder():
   model, params = build("transformer", num_heads=2)
   extremes = adversarial(model, params, IDS, steps=20)

@@ -163,6 +163,7 @@ def test_report_of_uncertified_encoder_has_measured_factors_only():
   assert len(content["measured"]["factors"]) == 3
 
 
+@pytest.mark.slow
 def test_lipschitz_command_prints_a_report_for_each_run(
   monkeypatch, tmp_path, capsys
 ):

@@ -63,6 +63,7 @@ def test_price_figure_marks_runs_without_certificate():
   assert labels == ["isometric", "s5, no certificate"]
 
 
+@pytest.mark.slow
 def test_price_command_reads_runs(smoke, tmp_path, capsys):
   loop.run(smoke("isometric", **{"model.num_layers": 1}), tmp_path / "run")
   price_command.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])

@@ -32,6 +32,7 @@ assert not any(name.startswith("jaxformers") for name in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_exported_program_runs_without_the_package(smoke, tmp_path, capsys):
   loop.run(smoke(), tmp_path / "run")
   out = tmp_path / "model"

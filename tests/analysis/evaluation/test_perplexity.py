@@ -41,6 +41,7 @@ def run():
   return on_task(task, model, params, 5)
 
 
+@pytest.mark.slow
 def test_measure_perplexity_predicts_each_token_once(run):
   rows = perplexity.measure_perplexity(run, [1, 4], batch_size=4)
   assert [row["stride"] for row in rows] == [1, 4]
@@ -57,6 +58,7 @@ def test_measure_perplexity_predicts_each_token_once(run):
   assert few[0]["count"] == 5
 
 
+@pytest.mark.slow
 def test_perplexity_command_prints_a_line_for_each_stride(
   run, monkeypatch, capsys, tmp_path
 ):

@@ -54,6 +54,7 @@ def run():
   return on_task(task, Bright(), {}, 3)
 
 
+@pytest.mark.slow
 def test_corrupted_measures_every_corruption(run):
   scores = r.corrupted(run, batch_size=7)
   assert scores["clean"] == 0
@@ -77,6 +78,7 @@ def jpeg(value):
   return file.getvalue()
 
 
+@pytest.mark.slow
 def test_mce_of_alexnet_is_100(run, tmp_path):
   assert len(r.ALEXNET) == 15
   alexnet = {name: [error] * 5 for name, error in r.ALEXNET.items()}
@@ -85,6 +87,7 @@ def test_mce_of_alexnet_is_100(run, tmp_path):
   assert r.mce(half) == pytest.approx(50)
 
 
+@pytest.mark.slow
 def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   files = {}
   for number, name in enumerate(r.ALEXNET):
@@ -110,6 +113,7 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
     r.imagenet_c(run, root)
 
 
+@pytest.mark.slow
 def test_unusual_chooses_among_classes_of_the_folder_only(run, tmp_path):
   root = write_folder(
     tmp_path / "a", {"n00/a.jpg": jpeg(130), "n02/b.jpg": jpeg(240)}
@@ -121,6 +125,7 @@ def test_unusual_chooses_among_classes_of_the_folder_only(run, tmp_path):
   assert r.unusual(run, root, "imagenet_a") == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_robustness_command_prints_mean_and_deviation_of_runs(
   run, monkeypatch, capsys
 ):
@@ -145,6 +150,7 @@ def test_robustness_command_prints_mean_and_deviation_of_runs(
   assert json.loads(capsys.readouterr().out) == scores
 
 
+@pytest.mark.slow
 def test_robustness_command_prints_errors_of_corruptions(
   run, monkeypatch, capsys, tmp_path
 ):

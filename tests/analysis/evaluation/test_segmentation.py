@@ -67,6 +67,7 @@ def test_enlarge_makes_a_scene_hold_a_window(size, window, want):
   )
 
 
+@pytest.mark.slow
 def test_predict_windows_stay_within_a_scene(run):
   """At half the scale a scene of 20 x 33 has 8 x 13 pixels, windows 16 x 16."""
   source, windows = run.task.splits["test"], []
@@ -103,6 +104,7 @@ def test_interpolate_is_jax_image_resize():
     np.testing.assert_allclose(s.interpolate(x, size), want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_count_areas_of_perfect_and_constant_predictions(run):
   source = run.task.splits["test"]
 
@@ -128,6 +130,7 @@ def test_count_areas_of_perfect_and_constant_predictions(run):
   assert (total["labelled"][2:] == 0).all()
 
 
+@pytest.mark.slow
 def test_evaluate_segmenter_counts_every_scene(run):
   single = s.evaluate_segmenter(run, batch_size=3)
   assert single["count"] == 3
@@ -137,6 +140,7 @@ def test_evaluate_segmenter_counts_every_scene(run):
   assert several["count"] == 2
 
 
+@pytest.mark.slow
 def test_segmentation_command_prints_mean_iou(
   run, monkeypatch, capsys, tmp_path
 ):

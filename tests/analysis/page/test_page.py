@@ -39,6 +39,7 @@ def widest_table():
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium")
 @pytest.mark.parametrize(("width", "fits"), [(1600, True), (400, False)])
+@pytest.mark.slow
 def test_page_shows_wide_tables_in_full(width, fits, tmp_path):
   """A table takes the width of the window, and scrolls in a smaller one."""
   path = pages.write(widest_table(), tmp_path)

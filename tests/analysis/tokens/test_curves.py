@@ -50,6 +50,7 @@ def test_measure_curves_of_every_encoder_are_finite(name):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_measure_curves_match_the_formulas():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
@@ -108,6 +109,7 @@ def test_measure_curves_without_heads_have_similarity_only():
     assert set(curves.measure_curves(*build("transject"))) == {"similarity"}
 
 
+@pytest.mark.slow
 def test_smoothness_command_prints_tables_and_writes_csv(
   monkeypatch, tmp_path, capsys
 ):
@@ -218,6 +220,7 @@ def test_measure_curves_skip_samples_of_one_token():
 
 
 @pytest.mark.parametrize("causal", long_except([True], [False, True]))
+@pytest.mark.slow
 @pytest.mark.slow
 def test_measure_curves_of_a_causal_classifier_use_causal_weights(causal):
   """Its objective does not predict the next token."""

@@ -174,6 +174,7 @@ def test_measure_spectra_of_every_encoder_are_finite(name):
     assert spectrum.values[-1] > 0
 
 
+@pytest.mark.slow
 def test_isometry_command_prints_a_table_of_layers(
   monkeypatch, tmp_path, capsys
 ):

@@ -70,6 +70,7 @@ def test_byte_pairs_decode_to_the_text():
     e.byte_pairs("text", size=258)
 
 
+@pytest.mark.slow
 def test_byte_pairs_are_the_same_in_every_process(prints_alike):
   code = """
 import hashlib, random
@@ -168,6 +169,7 @@ def test_word_pieces_name_a_missing_vocabulary():
       e.word_pieces("t", size=size)
 
 
+@pytest.mark.slow
 def test_word_pieces_trained_on_equal_texts_are_equal(prints_alike):
   code = (
     "from jaxformers.data.engine import encodings as e; import zlib;"

@@ -75,6 +75,7 @@ def test_open_splits_leaves_no_files_after_a_failure(tmp_path):
   assert len(splits["train"]) == 2
 
 
+@pytest.mark.slow
 def test_open_splits_in_two_processes_agrees(tmp_path):
   code = (
     "import sys, time; from pathlib import Path;"
@@ -173,6 +174,7 @@ def test_open_splits_without_archive_and_network_names_remedies(
 
 
 @pytest.mark.parametrize("limit", [20_000, 600_000])
+@pytest.mark.slow
 def test_open_splits_reports_a_full_disk_with_its_folder(tmp_path, limit):
   """A limit on the size of a file stands for a full disk."""
   code = (

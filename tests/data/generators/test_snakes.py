@@ -181,6 +181,7 @@ def test_chunks_are_the_samples_for_any_number_of_threads(monkeypatch):
       assert labels[i] == drawing.label
 
 
+@pytest.mark.slow
 def test_sample_does_not_depend_on_the_hash_seed(prints_alike):
   code = (
     "import zlib; from jaxformers.data.generators import pathfinder, snakes;"

@@ -24,11 +24,11 @@ from jaxformers.models.transject.block import Injective, TransJect
 from jaxformers.models.variables import of_stack
 from jaxformers.models.variants import Variant
 from tests import draws, initial
-from tests.marks import long_except
+from tests.marks import long_except, slow_except
 
 FORMS = [
   pytest.param("transject", "paper", marks=pytest.mark.long),
-  ("transject", "certified"),
+  pytest.param("transject", "certified", marks=pytest.mark.slow),
   pytest.param("random_transject", "paper", marks=pytest.mark.long),
   ("isometric", ""),
   pytest.param("allpass", "", marks=pytest.mark.long),
@@ -315,7 +315,7 @@ INVERTIBLE = [
 
 @pytest.mark.parametrize(
   "name",
-  long_except(("isometric", "transject"), INVERTIBLE),
+  slow_except(("isometric",), INVERTIBLE, ("isometric", "transject")),
 )
 def test_invertible_forward_equals_the_modules(name):
   model = build(name, "stored")
