@@ -7,6 +7,7 @@ import pytest
 from jaxformers import config as c
 from jaxformers import models
 from jaxformers.recipes import pretraining
+from jaxformers.training.losses import LOSSES
 from tests.assertions import assert_all
 from tests.configs.test_lra import PROTOCOLS, READINGS, SIZES
 

@@ -7,7 +7,7 @@ from jaxformers.data.engine.split import Split
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.images.splits import Images
 from jaxformers.tasks.arrays import Numbers
-from jaxformers.tasks.reconstruction import Reconstruction
+from jaxformers.tasks.reconstruction import MaskedTokens
 from jaxformers.tasks.simcse import ScoredPairs
 from jaxformers.tasks.squad import Questions
 
@@ -16,7 +16,7 @@ CLASSES = (
   Numbers,
   Packed,
   Questions,
-  Reconstruction,
+  MaskedTokens,
   Scenes,
   ScoredPairs,
   Segments,
