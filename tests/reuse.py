@@ -172,16 +172,15 @@ real_compile_step = trainer.Trainer._compile
 def _compile_step(self):
   c = self.run.config
   leaves, tree = jax.tree.flatten(self.state)
+  step = self._make_step()
+  # An optimiser is a pair of functions: what it is made from stands for it.
+  fields = {k: v for k, v in step.keywords.items() if k != "tx"}
   key = (
     "train",
-    self.model,
+    (step.func, steps._forward, c.parallel, self.layout),
+    tuple(sorted(fields.items())),
     _registered(self.model.config),
     _modes(),
-    self.layout,
-    self.parts,
-    steps._forward,
-    (c.parallel, c.label_smoothing, c.margin_tokens, c.margin_weight),
-    (c.seed, c.ema_decay),
     _optimizer(c),
     (tree, tuple((x.shape, x.dtype) for x in leaves)),
   )

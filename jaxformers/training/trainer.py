@@ -82,10 +82,10 @@ class Trainer:
     self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
     self.order = self._loader.order(c.batch_size, c.seed)
 
-  def _compile(self) -> tuple[Any, Any]:
-    """Returns the step in `parts` parts, and what places its batches."""
+  def _make_step(self) -> functools.partial[Any]:
+    """Returns the step in `parts` parts, with all that a run sets of it."""
     c = self.run.config
-    step = functools.partial(
+    return functools.partial(
       train_step,
       model=self.model,
       tx=self.run.tx,
@@ -96,8 +96,15 @@ class Trainer:
       seed=c.seed,
       ema_decay=c.ema_decay,
     )
+
+  def _compile(self) -> tuple[Any, Any]:
+    """Returns the compiled step, and what places its batches."""
     return compilers.compile_step(
-      c.parallel, step, self.layout, state=self.state, donate=True
+      self.run.config.parallel,
+      self._make_step(),
+      self.layout,
+      state=self.state,
+      donate=True,
     )
 
   def train_step(self, state: TrainState, batch: Any) -> Any:
