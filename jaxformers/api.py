@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxformers import config as configs
 from jaxformers import inference
@@ -65,18 +66,7 @@ def train(
     SystemExit: with 143 after SIGTERM, when everything is saved.
   """
   requirements.require_device()
-  if isinstance(config, str | Path):
-    overrides = [f"--config.{k}={_text(v)}" for k, v in (options or {}).items()]
-    loaded = configs.load_with(str(config), overrides)
-    chosen = {*(options or {})}  # Weights replace what the config says besides.
-  else:
-    chosen = None
-    # Defaults are nobody's choice: weights may replace them.
-    if isinstance(config, RunConfig):
-      config = config.without_defaults()
-    loaded = configs.base(**configs.plain(config))
-    configs.drop_replaced(loaded, options or {})
-    configs.set_options(loaded, options or {})
+  loaded, chosen = _load_config(config, options or {})
   _check_sizes(sizes)
   task = None
   if train is not None:
@@ -99,6 +89,30 @@ def train(
       raise
     raise KeyboardInterrupt("Everything is saved.") from None
   return inference.load(path)
+
+
+def _load_config(
+  config: str | Path | Mapping[str, Any] | RunConfig, options: Mapping[str, Any]
+) -> tuple[ConfigDict, set[str] | None]:
+  """Returns a config with options, and the fields that weights do not replace.
+
+  Args:
+    config, options: arguments of `train`.
+
+  Returns:
+    The config; and the paths of the fields that the user has chosen, None for
+    all that the config lists.
+  """
+  if isinstance(config, str | Path):
+    overrides = [f"--config.{k}={_text(v)}" for k, v in options.items()]
+    return configs.load_with(str(config), overrides), {*options}
+  # Defaults are nobody's choice: weights may replace them.
+  if isinstance(config, RunConfig):
+    config = config.without_defaults()
+  loaded = configs.base(**configs.plain(config))
+  configs.drop_replaced(loaded, options)
+  configs.set_options(loaded, options)
+  return loaded, None
 
 
 def _check_sizes(sizes: Mapping[str, Any]) -> None:

@@ -148,11 +148,7 @@ def linear_scan(
   shape, dtype = added.real.shape, added.real.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
   dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else wide
-  is_complex = any(x.imag is not None for x in (factor, added, start))
-  factor, added, start = (
-    _map(lambda x: x.astype(wide), x) for x in (factor, added, start)
-  )
-  added, start = (_complete(x, is_complex) for x in (added, start))
+  factor, added, start = _promote(factor, added, start, wide)
   start = _map(lambda x: jnp.broadcast_to(x, (shape[0], *shape[2:])), start)
   # Constant factors have every axis of a state.
   if _is_constant(factor, added):
@@ -177,6 +173,20 @@ def linear_scan(
   if reverse:
     states = _map(lambda x: jnp.flip(x, 1), states)
   return _unpair(states, dtype, b), _unpair(last, wide, b)
+
+
+def _promote(
+  factor: Pair, added: Pair, start: Pair, dtype: Any
+) -> tuple[Pair, Pair, Pair]:
+  """Returns all in one dtype, and with an imaginary part if any has one.
+
+  Factors stay real where they are.
+  """
+  is_complex = any(x.imag is not None for x in (factor, added, start))
+  factor, added, start = (
+    _map(lambda x: x.astype(dtype), x) for x in (factor, added, start)
+  )
+  return factor, _complete(added, is_complex), _complete(start, is_complex)
 
 
 def _pair(x: Any) -> Pair:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jaxformers.analysis.page import report
 from jaxformers.analysis.page.measured import Options
-from jaxformers.analysis.page.page import write
+from jaxformers.analysis.page.page import Page, write
 from jaxformers.analysis.page.texts import TEXT
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tokens import entropy
@@ -91,13 +91,18 @@ def main(
       out.rmdir()
     raise
   path = write(page, out)
+  _print_tables(page)
+  print(f"Written to {path}.")
+
+
+def _print_tables(page: Page) -> None:
+  """Prints the tables of a page, and what could not be drawn."""
   if page.rows:
     print(tables.markdown(page.rows))
   if page.entropies:
     print(f"\n{page.entropies}\n")
   for note in page.notes:
     print(f"Note: {note}")
-  print(f"Written to {path}.")
 
 
 if __name__ == "__main__":

@@ -71,16 +71,9 @@ def main(
         measured = curves.measure_curves(run.model, run.params, ids)
         # Table 4 averages the cosines over layers.
         means = {k: float(np.mean(values)) for k, values in measured.items()}
-        states.record(
-          run,
-          folder,
-          arguments,
-          "smoothness",
-          means,
-          len(ids),
-          split=split,
-          samples=len(ids),
-        )
+        how: dict[str, Any] = {"split": split, "samples": len(ids)}
+        scored = (arguments, "smoothness", means, len(ids))
+        states.record(run, folder, *scored, **how)
         curve_rows += curves.rows(label, seed, measured)
   # Print the table and the caption, and draw if asked.
   data = figures.describe_data(sizes, lengths, seeds, split)

@@ -247,11 +247,7 @@ def _train(
     loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
     loop.announce(start, needed)
     for step in range(start + 1, total + 1):
-      if 0 < c.patience <= loop_state.worse:
-        progress.line(
-          f"Stopped early: no better for {loop_state.worse} evaluations. A "
-          "greater config.patience goes on."
-        )
+      if loop.is_out_of_patience():
         break
       if profile and step == start + PROFILED[0]:
         trace.enter_context(jax.profiler.trace(workdir / "profile"))
@@ -314,6 +310,17 @@ class _Loop:
       self.progress.line(
         f"Memory: a step{of_parts} needs {size} on each device."
       )
+
+  def is_out_of_patience(self) -> bool:
+    """Returns True, and says so, where evaluations have stopped improving."""
+    worse = self.loop_state.worse
+    if not 0 < self.config.patience <= worse:
+      return False
+    self.progress.line(
+      f"Stopped early: no better for {worse} evaluations. A greater "
+      "config.patience goes on."
+    )
+    return True
 
   def leave(self, step: int, signal: int) -> None:
     """Ends the process, which a launcher or the user starts again.

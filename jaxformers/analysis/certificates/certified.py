@@ -361,18 +361,13 @@ def measure_certified(
   order = np.random.default_rng(seed).permutation(len(source))
   attacked = np.sort(order[: min(samples, len(source))])
   certified = np.sort(order[: examples or len(source)])
-  options = (counts, radii)
-  max_len = run.task.max_len
-  sure = certified_accuracy(
-    model, run.params, make_batches(source, certified, max_len), *options
+  sure_batches, left_batches = (
+    make_batches(source, chosen, run.task.max_len)
+    for chosen in (certified, attacked)
   )
-  left = attacked_accuracy(
-    model,
-    run.params,
-    make_batches(source, attacked, max_len),
-    *options,
-    steps=steps,
-  )
+  weights = (model, run.params)
+  sure = certified_accuracy(*weights, sure_batches, counts, radii)
+  left = attacked_accuracy(*weights, left_batches, counts, radii, steps=steps)
   content: dict[str, Any] = {
     "workdir": str(run.folder),
     "step": run.step,
@@ -383,14 +378,20 @@ def measure_certified(
   }
   for kind, strengths in (("tokens", counts), ("radius", radii)):
     content[kind] = [
-      {
-        "strength": strength,
-        "certified": sure.get((kind, strength)),
-        "attacked": left[kind, strength],
-      }
-      for strength in strengths
+      _row(sure.get((kind, each)), left[kind, each], each) for each in strengths
     ]
   return content
+
+
+def _row(
+  certified: float | None, attacked: float, strength: float
+) -> dict[str, float | None]:
+  """Returns the accuracies under changes of a strength, for JSON."""
+  return {
+    "strength": strength,
+    "certified": certified,
+    "attacked": attacked,
+  }
 
 
 def _require_sequences(run: TrainedModel) -> None:

@@ -214,21 +214,43 @@ class Rows:
     if each_part:
       noun = "head" if captured.gates is None else "expert"
       in_parts = np.array([np.asarray(x[0], np.float64) for x in each_part])
+      few = pairs[:MOST_HEAD_PAIRS]
       for number, states in enumerate(np.moveaxis(in_parts, 1, 0), 1):
-        apart = layers.distances(states, mask, pairs[:MOST_HEAD_PAIRS])
-        both = np.stack([apart["euclidean"], apart["cosine"]], -1)
-        self.of["head_pairs"] += [
-          (
-            f"{label}, {names[i]} - {names[j]}",
-            f"{noun} {number}",
-            layer + 1,
-            *both[layer, k].tolist(),
-          )
-          for k, (i, j) in enumerate(pairs[:MOST_HEAD_PAIRS])
-          for layer in range(len(states))
-        ]
+        part = f"{noun} {number}"
+        self._add_part(label, part, states, mask, names, few)
     maps = curves.maps(captured, run.model.config.is_causal)
     self._add_maps(label, maps, names)
+
+  def _add_part(
+    self,
+    label: str,
+    part: str,
+    states: np.ndarray,
+    mask: np.ndarray,
+    names: Sequence[str],
+    pairs: list[tuple[int, int]],
+  ) -> None:
+    """Adds distances of pairs of tokens inside of a head or an expert.
+
+    Args:
+      label: label of the run.
+      part: name of the head or expert.
+      states: hidden states of each layer in that part, [l, n, e].
+      mask, names: where there are tokens [n], and their names.
+      pairs: places of two tokens.
+    """
+    apart = layers.distances(states, mask, pairs)
+    both = np.stack([apart["euclidean"], apart["cosine"]], -1)
+    self.of["head_pairs"] += [
+      (
+        f"{label}, {names[i]} - {names[j]}",
+        part,
+        layer + 1,
+        *both[layer, k].tolist(),
+      )
+      for k, (i, j) in enumerate(pairs)
+      for layer in range(len(states))
+    ]
 
   def _add_image(self, label: str, run: Any) -> None:
     """Adds the attention between the patches of one test image."""
@@ -417,27 +439,7 @@ def add(
   opened = [(f.name, texts.open_pretrained(f)) for f in pretrained]
   bar = tqdm(desc="measuring runs", total=sum(len(g.runs) for g in groups))
   for group in groups:
-    # Single tokens and the untrained start are those of the first seed.
-    first = True
-    for record in group.runs:
-      bar.update()
-      # A run that cannot be loaded is noted, and the others are drawn.
-      try:
-        run = load_run(record.folder)
-        if run.task.objective == "segmentation":
-          raise UserError("Segmenters have none.")
-      except (UserError, OSError) as error:
-        page.notes.append(f"{record.folder}: no figures of its layers. {error}")
-        continue
-      rows.add_model(group.label, record.seed, run, start=first)
-      if not first:
-        continue
-      first = False
-      try:
-        rows.add_tokens(group.label, run)
-      except UserError as error:
-        note = f"{group.label}: no figure of single tokens, {error}."
-        page.notes.append(note)
+    page.notes += _measure_group(rows, group, bar)
   bar.close()
   for name, opened_run in opened:
     rows.add_tokens(name, opened_run)
@@ -453,6 +455,32 @@ def add(
   ):
     for figure in section_figures:
       page.add(section, figure)
+
+
+def _measure_group(rows: Rows, group: SeedGroup, bar: Any) -> list[str]:
+  """Adds the rows of all seeds of a run; returns notes on what is left out."""
+  notes = []
+  # Single tokens and the untrained start are those of the first seed.
+  first = True
+  for record in group.runs:
+    bar.update()
+    # A run that cannot be loaded is noted, and the others are drawn.
+    try:
+      run = load_run(record.folder)
+      if run.task.objective == "segmentation":
+        raise UserError("Segmenters have none.")
+    except (UserError, OSError) as error:
+      notes.append(f"{record.folder}: no figures of its layers. {error}")
+      continue
+    rows.add_model(group.label, record.seed, run, start=first)
+    if not first:
+      continue
+    first = False
+    try:
+      rows.add_tokens(group.label, run)
+    except UserError as error:
+      notes.append(f"{group.label}: no figure of single tokens, {error}.")
+  return notes
 
 
 def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:

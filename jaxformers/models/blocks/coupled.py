@@ -100,12 +100,7 @@ class Coupled(nn.Module):
   ) -> tuple[jax.Array, Any]:
     """Returns the layer of x, or with `inverse` the x whose layer is given."""
     d = x.shape[-1]
-    if d % 2:
-      raise UserError(
-        f"d_model={d} is odd, and coupled layers halve the channels: choose an "
-        "even d_model."
-      )
-    choose("norm of coupled halves", self.norm_type, PER_TOKEN)
+    self._check_options(d)
     # The same keys in both directions, so drawn before the branches.
     dropouts = [
       make_dropout(self, self.dropout_rate, train=train) for _ in range(3)
@@ -135,6 +130,14 @@ class Coupled(nn.Module):
     change, carry = mix(second)
     first = first + change
     return jnp.concatenate([first, second + feed_forward(first)], -1), carry
+
+  def _check_options(self, d: int) -> None:
+    if d % 2:
+      raise UserError(
+        f"d_model={d} is odd, and coupled layers halve the channels: choose an "
+        "even d_model."
+      )
+    choose("norm of coupled halves", self.norm_type, PER_TOKEN)
 
   def _norm(self, x: jax.Array, name: str) -> jax.Array:
     if self.norm_type == "none":

@@ -79,13 +79,7 @@ def performer(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   `draw` gives "features": [h, num_features, e].
   """
-  if num_features < 1:
-    raise UserError(f"num_features={num_features} is below 1: give 1 or more.")
-  if epsilon < 0 or (epsilon and causal):
-    raise UserError(
-      f"epsilon={epsilon} with causal={causal}: give 0, or a positive epsilon "
-      "without causal."
-    )
+  _check_options(num_features, epsilon, causal=causal)
   # Compute the exponents of the features.
   h, e = q.shape[1], q.shape[-1]
   w = draw("features", lambda key: orthogonal_features(key, h, num_features, e))
@@ -116,6 +110,17 @@ def performer(
   return by_features(
     jnp.exp(q - stop_gradient(q.max(-1, keepdims=True))), k, v, causal=False
   )
+
+
+def _check_options(num_features: int, epsilon: float, *, causal: bool) -> None:
+  """Raises UserError for options that have no features."""
+  if num_features < 1:
+    raise UserError(f"num_features={num_features} is below 1: give 1 or more.")
+  if epsilon < 0 or (epsilon and causal):
+    raise UserError(
+      f"epsilon={epsilon} with causal={causal}: give 0, or a positive epsilon "
+      "without causal."
+    )
 
 
 def _last_max(x: jax.Array) -> jax.Array:

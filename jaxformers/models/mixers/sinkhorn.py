@@ -92,11 +92,8 @@ def sinkhorn(
   sums = jnp.where(at_tokens, wide(x), 0).sum(3)  # [b, h, B, e]
   shape = (h, e, -(-max_len // size))
   kernel = param("sort_kernel", nn.initializers.normal(e**-0.5), shape)
-  logits = jnp.einsum(
-    "bhie,hej->bhij",
-    jax.nn.relu(sums),
-    kernel[:, :, :blocks].astype(sums.dtype),
-  )
+  kernel = kernel[:, :, :blocks].astype(sums.dtype)
+  logits = jnp.einsum("bhie,hej->bhij", jax.nn.relu(sums), kernel)
   p = sort_weights(logits / temperature, tokens.any(2), sort_steps)
   # Weigh every place of a sorted block, and average keys and values there.
   share = jnp.einsum("bhij,bjs->bhis", p, tokens.astype(p.dtype))

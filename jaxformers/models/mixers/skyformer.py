@@ -54,13 +54,7 @@ def skyformer(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   `draw` gives "landmarks": [num_landmarks] in [0, 1), a fraction of the tokens.
   """
-  if not 2 <= num_landmarks <= 2 * max_len or num_landmarks % 2:
-    raise UserError(
-      f"num_landmarks={num_landmarks}: half are queries and half keys; give "
-      f"an even number of 2 to {2 * max_len}, twice max_len."
-    )
-  if gamma < 0:
-    raise UserError(f"gamma={gamma} is negative: give 0 or a small number.")
+  _check_options(num_landmarks, gamma, max_len)
   # Take the landmarks from the queries and the keys.
   shape = (num_landmarks,)
   place = draw("landmarks", lambda key: jax.random.uniform(key, shape))
@@ -87,3 +81,14 @@ def skyformer(
   y = jnp.einsum("bhnm,bhne->bhme", weights, wide(v))
   y = d[..., None] * (inverse @ (d[..., None] * y))
   return (gaussian(q, s) @ y).astype(v.dtype)
+
+
+def _check_options(num_landmarks: int, gamma: float, max_len: int) -> None:
+  """Raises UserError for too few or odd landmarks, or a negative gamma."""
+  if not 2 <= num_landmarks <= 2 * max_len or num_landmarks % 2:
+    raise UserError(
+      f"num_landmarks={num_landmarks}: half are queries and half keys; give "
+      f"an even number of 2 to {2 * max_len}, twice max_len."
+    )
+  if gamma < 0:
+    raise UserError(f"gamma={gamma} is negative: give 0 or a small number.")
