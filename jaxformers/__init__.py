@@ -60,7 +60,7 @@ _PUBLIC = {
   **dict.fromkeys(("OPTIMIZERS", "SCHEDULES"), "training.optim"),
   "RunConfig": "config",
   "TASKS": "tasks",
-  "UserError": "errors",
+  "UserError": "foundations.errors",
   "attention": "models.attention",
   "linear_scan": "scan",
   "train": "api",

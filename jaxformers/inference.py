@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from jaxformers import config as configs
 from jaxformers import models
 from jaxformers.config import RunConfig
 from jaxformers.foundations import (
@@ -157,6 +158,7 @@ class TrainedModel:
     step: step of its checkpoint.
     results: content of `results.json`; {} if the run has not ended.
     imports: modules of a user's code that the model needs.
+    trained_on: description of the data of its run; see `Task.description`.
     normalise: changes the task of the run for other weights, whose pixels were
       normalised otherwise; None for the weights of the run.
   """
@@ -171,7 +173,12 @@ class TrainedModel:
   step: int
   results: Mapping[str, Any]
   imports: str = ""
+  trained_on: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   normalise: Callable[[Task], Task] | None = None
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Returns the fields: what is cached has devices and open files."""
+    return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
   def __repr__(self) -> str:
     """Describes model, task and score on one line."""
@@ -196,8 +203,8 @@ class TrainedModel:
     from jaxformers.training.run import open_trained_run
 
     run = open_trained_run(self.folder)
-    now = run.task.description()
-    before = {name: self.about.get(name) for name in now}
+    now = {**run.task.description(), "sizes": configs.plain(run.task.sizes())}
+    before = {**self.trained_on, "sizes": self.about["sizes"]}
     resume.check_description(self.folder, before, now)
     return run
 
@@ -600,10 +607,17 @@ def load_run(workdir: str | Path) -> TrainedModel:
       f"{workdir} is a model without a run and its data: open it in Python, "
       f"jaxformers.load({str(workdir)!r}), or give the workdir of a run."
     )
+  # Training needs an optimiser, which a model in use does not.
+  from jaxformers.training import resume
+
   path = Path(workdir).absolute()
   workdirs.check_trained(path)
-  workdirs.read_config(path)  # Names what is wrong with it.
-  return _open(path)
+  config = RunConfig.from_dict(workdirs.read_config(path))
+  trained = _open(path)
+  resume.check_workdir(path, config)
+  _require_fitting(path, trained.model, trained.params)
+  # Measurements use the weights many times: they lie on the device.
+  return dataclasses.replace(trained, params=jax.device_put(trained.params))
 
 
 def _open(path: Path) -> TrainedModel:
@@ -615,6 +629,11 @@ def _open(path: Path) -> TrainedModel:
       "read by jaxformers.models.pretrained.load."
     )
   record = weights.record
+  if "sizes" not in record:
+    raise UserError(
+      f"{path / 'vocabulary.json'} does not say the sizes of the model: run "
+      "the training command again, which writes the file."
+    )
   options = {**weights.model, **record["sizes"]}
   _require_numbers(path, weights.params)
   return TrainedModel(
@@ -628,4 +647,5 @@ def _open(path: Path) -> TrainedModel:
     weights.step,
     weights.results,
     weights.imports,
+    weights.task,
   )

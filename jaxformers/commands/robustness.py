@@ -79,6 +79,8 @@ def main(
   # Load all runs before the first is scored.
   state = states.take_state(folders)
   runs = {workdir: states.load(workdir, **state) for workdir in workdirs}
+  for run in runs.values():
+    _ = run.task  # Data that are lost or changed end the command here.
   for workdir, run in runs.items():
     scores: dict[str, Any] = {}
     for name, folder in folders.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import sys
@@ -154,8 +155,7 @@ def load(
     )
   trained = load_run(workdir)
   if untrained:
-    params = first_params(trained.run)
-    return dataclasses.replace(trained, params=params, step=0)
+    return _replace(trained, params=first_params(trained.run), step=0)
   if is_other:
     return _with_weights(trained, pretrained or workdir, model, options)
   return trained
@@ -188,17 +188,29 @@ def _with_weights(
   # Pixels are normalised as those that the weights were trained on.
   fields = origin.read_fields(paths.expand(folder).absolute())
   statistics = {name: fields.get(f"task.{name}", ()) for name in STATISTICS}
-
-  def normalise_pixels(task: Task) -> Task:
-    return normalise(task, **statistics) if task.image else task
-
-  task = normalise_pixels(run.task)
+  normalise_task = functools.partial(_normalise_pixels, statistics)
+  task = normalise_task(run.task)
   params, record = origin.begin_with(folder, start, section, task)
-  return dataclasses.replace(
+  changed = _replace(
     trained,
     config=model_fields.as_dict(),
     model=model,
     params=params,
     step=record.get("step", 0),
-    normalise=normalise_pixels,
+    normalise=normalise_task,
   )
+  vars(changed)["start"] = start
+  return changed
+
+
+def _normalise_pixels(statistics: Mapping[str, Any], task: Task) -> Task:
+  """Returns a task whose pixels are normalised as given, if it has images."""
+  return normalise(task, **statistics) if task.image else task
+
+
+def _replace(trained: TrainedModel, **fields: Any) -> TrainedModel:
+  """Returns a model with other weights on the same, opened, run."""
+  # The results of the run are those of its own weights.
+  changed = dataclasses.replace(trained, results={}, **fields)
+  vars(changed)["run"] = trained.run  # Where `cached_property` keeps it.
+  return changed

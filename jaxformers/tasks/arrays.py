@@ -120,8 +120,7 @@ def from_arrays(
   Raises:
     UserError: for inputs or labels of another kind.
   """
-  sizes = {"vocab_size": vocab_size, "max_len": max_len}
-  ranges.check(from_arrays, sizes)
+  ranges.check(from_arrays, {"vocab_size": vocab_size, "max_len": max_len})
   parts = {"train": train, "validation": validation, "test": test}
   columns = {
     name: rows.read_columns(examples, name)
@@ -132,16 +131,11 @@ def from_arrays(
   kind, splits = _splits(
     {n: each.inputs for n, each in columns.items()}, labels
   )
-  if validation is None:
-    held = max(round(HELD_OUT * len(splits["train"])), 1)
-    splits |= hold_out(splits["train"], held)
-  has_test = test is not None
-  splits = {**splits, "test": splits["test" if has_test else "validation"]}
+  splits = _complete(splits)
   # Sizes of the inputs.
   longest = max(int(split.lengths().max()) for split in splits.values())
-  first = splits["train"]
   vocabulary = _vocabulary(kind, splits, vocab_size)
-  image = first.shape if kind == "images" else ()
+  image = splits["train"].shape if kind == "images" else ()
   most = max_len or longest
   if kind == "numbers":  # All have one length, and there is no padding.
     most = min(most, longest)
@@ -149,7 +143,7 @@ def from_arrays(
     name=NAME,
     protocol=_protocol(classes, count),
     splits=splits,
-    selection="validation" if has_test else "test",
+    selection="validation" if test is not None else "test",
     num_classes=count,
     classes=classes,
     trivial=baselines.MAJORITY,
@@ -160,6 +154,16 @@ def from_arrays(
     tokenizer="bytes" if kind in TEXTS else "",
     image=image,
   )
+
+
+def _complete(splits: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns splits with a validation split, held out, and a test split."""
+  complete = {**splits}
+  if "validation" not in splits:
+    held = max(round(HELD_OUT * len(splits["train"])), 1)
+    complete |= hold_out(splits["train"], held)
+  complete.setdefault("test", complete["validation"])
+  return complete
 
 
 def _read_labels(

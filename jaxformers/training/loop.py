@@ -233,8 +233,8 @@ def _train(
   profile: bool,
 ) -> None:
   """Trains to the end, or to where patience ends; updates `loop_state`."""
-  c, workdir = trainer.run.config, trainer.run.workdir
-  total = c.total_steps
+  c = trainer.run.config
+  total, folder = c.total_steps, trainer.run.workdir / "profile"
   if start == total:
     return
   title = f"{c.model.name} on {trainer.task.name}"
@@ -250,7 +250,7 @@ def _train(
       if loop.is_out_of_patience():
         break
       if profile and step == start + PROFILED[0]:
-        trace.enter_context(jax.profiler.trace(workdir / "profile"))
+        trace.enter_context(jax.profiler.trace(folder))
       loop.step(step, next(batches))
       if step == start + 1:  # It compiles: wait for it, and do not measure it.
         loop.settle()

@@ -9,7 +9,7 @@ import pytest
 FAULTS = """
 import resource, sys, threading
 
-from jaxformers.allocator import keep_freed_memory
+from jaxformers.foundations.allocator import keep_freed_memory
 
 if sys.argv[1] == "keep":
   assert keep_freed_memory()

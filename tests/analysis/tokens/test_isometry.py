@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers import models, trained
+from jaxformers import models
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import isometry
 from jaxformers.commands import isometry as isometry_command
+from jaxformers.commands import states
 from jaxformers.models.attention import FirstValues
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
@@ -184,7 +185,7 @@ def test_isometry_command_prints_a_table_of_layers(
     params=params,
     sample=lambda count, length, split, seed: IDS[:count, :length],
   )
-  monkeypatch.setattr(trained, "load", lambda workdir, **_: run)
+  monkeypatch.setattr(states, "load", lambda workdir, **_: run)
   out = tmp_path / "values"
   isometry_command.main(["one", "--samples=1", f"--out={out}"])
   printed = capsys.readouterr().out
