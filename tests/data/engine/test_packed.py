@@ -144,12 +144,12 @@ def test_build_waits_for_another_process(tmp_path, capsys):
   for job in jobs:
     job.join()
   assert len(calls) == 1
-  assert "Another process prepares a: waiting." in capsys.readouterr().err
+  assert "prepares a" in capsys.readouterr().err
 
 
 def test_build_in_an_unwritable_folder_names_data_dir(tmp_path):
   (tmp_path / "file").touch()
-  with pytest.raises(ValueError, match="cannot be written .*--data_dir"):
+  with pytest.raises(ValueError, match="file.*--data_dir"):
     packed.build(tmp_path / "file" / "a", make)
 
 
@@ -225,9 +225,9 @@ def test_build_syncs_files_before_renaming(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("number", "reason"),
   [
-    (errno.ENOSPC, "the disk is full"),
-    (errno.EDQUOT, "the disk quota is used up"),
-    (errno.EFBIG, "the file size limit is reached"),
+    (errno.ENOSPC, "disk is full"),
+    (errno.EDQUOT, "disk quota"),
+    (errno.EFBIG, "file size limit"),
   ],
 )
 @pytest.mark.parametrize("kind", ["plain", "text", "cause", "later"])
@@ -252,9 +252,7 @@ def test_build_reports_a_full_disk_in_one_message(
   if kind == "later":
     monkeypatch.setattr(os, "fsync", fail_later)
   place = tmp_path / "a"
-  with pytest.raises(
-    ValueError, match=f"^{place} cannot be written: {reason}.*--data_dir"
-  ):
+  with pytest.raises(ValueError, match=f"{place} .*{reason}.*--data_dir"):
     packed.build(place, fail)
   assert [p.name for p in tmp_path.iterdir()] == [".a.lock"]
 
@@ -266,5 +264,5 @@ def test_stage_reports_a_full_disk_of_its_own_folder(tmp_path):
   def outer(folder):
     packed.stage(tmp_path / "tfds" / "a", fail)
 
-  with pytest.raises(ValueError, match=f"^{tmp_path}/tfds/a cannot be written"):
+  with pytest.raises(ValueError, match=f"{tmp_path}/tfds/a .*disk is full"):
     packed.stage(tmp_path / "packed" / "a", outer)
