@@ -315,11 +315,9 @@ def test_given_random_features_must_have_the_drawn_shape():
     kw = {"mask": mask, "carry": None, "train": False} | kw
     return mixer.apply(variables | {"random": random}, x, **kw)
 
-  with pytest.raises(
-    ValueError, match=r"'features' of shape \(2, 3, 8\).*8, 8"
-  ):
+  with pytest.raises(ValueError, match=r"'features'.*\(2, 3, 8\).*8, 8"):
     run({"features": jnp.ones((2, 3, 8))})
-  with pytest.raises(ValueError, match="has featurs for .*draws 'features'"):
+  with pytest.raises(ValueError, match="featurs .*'features'"):
     run({"featurs": jnp.ones((2, 8, 8))})
   mixer = mixer.clone(redraw=True)
   with pytest.raises(ValueError, match="rngs=.*redraw=False"):
@@ -377,8 +375,8 @@ def test_orthogonal_attention_has_rotations_as_projections():
 @pytest.mark.parametrize(
   ("signature", "message"),
   [
-    (lambda q, x: q, "input of a mixer 'x'.*k, q, v"),
-    (lambda q, *, train: q, "tool of a mixer 'train'.*carry, draw"),
+    (lambda q, x: q, "input.*'x'.*k, q, v"),
+    (lambda q, *, train: q, "tool.*'train'.*carry, draw"),
   ],
 )
 def test_attention_decorator_refuses_wrong_signatures(signature, message):
@@ -431,16 +429,14 @@ def test_rotate_is_a_complex_product():
 
 
 def test_rotary_is_refused_without_queries_and_keys():
-  with pytest.raises(ValueError, match="rotary=True turns pairs.*has none"):
+  with pytest.raises(ValueError, match="rotary=True.*none"):
     make("synthesizer", rotary=True)
-  with pytest.raises(ValueError, match="heads of an odd size"):
+  with pytest.raises(ValueError, match="rotary=True.*odd"):
     make("softmax", rotary=True, head_size=3)
 
 
 def test_attention_refuses_heads_that_do_not_divide_the_width():
-  with pytest.raises(
-    ValueError, match="num_heads=3 does not divide d_model=16"
-  ):
+  with pytest.raises(ValueError, match="num_heads=3.*d_model=16"):
     make("softmax", num_heads=3)
 
 
