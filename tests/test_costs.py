@@ -59,7 +59,7 @@ def test_models_command_without_config_lists_all_models(capsys):
   assert named == sorted(models.MODELS)
   start = "| neutreno | softmax (fidelity=0.6) | pre_norm | Softmax attention: "
   assert any(line.startswith(f"{start}softmax(") for line in lines)
-  with pytest.raises(SystemExit, match="need a --config"):
+  with pytest.raises(SystemExit, match="--json.*--config"):
     command.main(["--json"])
 
 
@@ -129,9 +129,9 @@ def test_costs_obey_config_overrides(capsys):
   options["mixer"] = options["mixer"] | {"num_experts": 1}
   model = models.build(**options, **command.parse_sizes(SIZES))
   assert row["parameters"] == models.size(model)
-  with pytest.raises(SystemExit, match="Unknown key of config.model: 'depth'"):
+  with pytest.raises(SystemExit, match="config.model.*'depth'.*num_layers"):
     command.main([*arguments, "--config.model.depth=1"])
-  with pytest.raises(SystemExit, match="give --models"):
+  with pytest.raises(SystemExit, match="config.model.name.*--models"):
     command.main([*arguments, "--config.model.name=local"])
   with pytest.raises(SystemExit, match="2"):
     command.main([*arguments, "--depth=1"])
@@ -146,18 +146,18 @@ def test_costs_speed_table_has_the_counts_of_table_3(capsys):
     "| TransJect, E = 1 | 66.2 | 6.61 |",
     "| TransJect, E = 8 | 286.8 | 28.63 |",
   ]
-  with pytest.raises(SystemExit, match="leave --config out"):
+  with pytest.raises(SystemExit, match="--published.*--config"):
     command.main(["--published", "--config", "configs/lra/image.py"])
 
 
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--models", "bert"], "Unknown model 'bert'"),
-    (["--sizes", "vocab_size=9"], "lacks max_len, num_classes"),
-    (["--sizes", "vocab_size=x"], "write vocab_size=NUMBER"),
-    (["--sizes", "depth=1"], "size of a task 'depth'"),
-    (["--sizes", "image=32x32"], "write image=224x224x3"),
+    (["--models", "bert"], "model.*'bert'.*transject"),
+    (["--sizes", "vocab_size=9"], "--sizes vocab_size=9.*max_len, num_classes"),
+    (["--sizes", "vocab_size=x"], "vocab_size=x.*vocab_size=NUMBER"),
+    (["--sizes", "depth=1"], "size.*'depth'.*vocab_size"),
+    (["--sizes", "image=32x32"], "image=32x32.*image=224x224x3"),
   ],
 )
 def test_costs_refuses_wrong_arguments(arguments, message):
@@ -170,5 +170,5 @@ def test_costs_lists_only_the_named_models(capsys):
   command.main(["lru", "s5"])
   lines = capsys.readouterr().out.splitlines()
   assert [line.split("|")[1].strip() for line in lines[2:]] == ["lru", "s5"]
-  with pytest.raises(SystemExit, match="'lruu'. Did you mean 'lru'"):
+  with pytest.raises(SystemExit, match="'lruu'.*'lru'"):
     command.main(["lruu"])

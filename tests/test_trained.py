@@ -52,14 +52,14 @@ def test_load_scores_as_the_run_did(smoke, tmp_path, monkeypatch):
 
 
 def test_load_refuses_a_folder_without_a_run(tmp_path):
-  with pytest.raises(ValueError, match="There is no run in"):
+  with pytest.raises(ValueError, match=f"{tmp_path}.*config.json"):
     trained.load(tmp_path)
 
 
 def test_load_refuses_a_run_without_evaluated_checkpoint(smoke, tmp_path):
   # Writes the config, and nothing more.
   begin(open_run(smoke(), tmp_path.absolute()))
-  with pytest.raises(ValueError, match="no evaluated checkpoint"):
+  with pytest.raises(ValueError, match="checkpoints.*config.eval_steps"):
     trained.load(tmp_path)
 
 
@@ -104,11 +104,14 @@ def test_load_weights_of_another_run(softmax, smoke, tmp_path):
 @pytest.mark.parametrize(
   ("state", "message"),
   [
-    ({"untrained": True, "model": "neutreno"}, "choose one"),
-    ({"options": "fidelity"}, "write NAME=VALUE"),
+    ({"untrained": True, "model": "neutreno"}, "--untrained.*--pretrained"),
+    ({"options": "fidelity"}, "--options=fidelity.*NAME=VALUE"),
     ({"options": "mixer.fidelitty=1"}, "fidelitty"),
-    ({"model": "linformer", "options": "mixer.rank=4"}, "tensors differ"),
-    ({"pretrained": "nowhere"}, "There is no .*nowhere"),
+    (
+      {"model": "linformer", "options": "mixer.rank=4"},
+      "(?s)layer_0/mixer/project_keys",
+    ),
+    ({"pretrained": "nowhere"}, "nowhere.*config.json"),
   ],
 )
 def test_load_refuses_states_a_run_does_not_have(softmax, state, message):
@@ -160,4 +163,4 @@ def test_record_keeps_scores_of_the_trained_state_only(
 
   monkeypatch.setattr(workdirs, "add_score", refuse)
   record(best)
-  assert "The scores are not kept: read-only" in capsys.readouterr().err
+  assert "read-only" in capsys.readouterr().err

@@ -20,12 +20,12 @@ def test_report_names_missing_data_and_exits_with_status_1(tmp_path, capsys):
     arguments.report(sweep, strict=True)
   assert stopped.value.code == 1
   sweep.failed = {"runs/a/seed_0": 3}
-  with pytest.raises(SystemExit, match="exit status:\n  runs/a/seed_0: 3"):
+  with pytest.raises(SystemExit, match="runs/a/seed_0: 3"):
     arguments.report(sweep, strict=False)
 
 
 def test_check_overrides_refuses_an_axis_of_the_sweep():
-  with pytest.raises(ValueError, match="batch_size is also an axis"):
+  with pytest.raises(ValueError, match="config.batch_size=3.*axis"):
     arguments.check_overrides(
       ["--config.batch_size=3"], [("batch_size", ("1", "2"))]
     )

@@ -139,7 +139,7 @@ def test_measure_factors_of_untrained_transject_is_one():
 
 def test_measure_factors_refuses_equal_tokens():
   model, params = build()
-  with pytest.raises(ValueError, match="no two different tokens"):
+  with pytest.raises(ValueError, match="samples.*different tokens"):
     lipschitz.measure_factors(model, params, [np.ones((2, 1), np.int32)])
 
 
@@ -186,7 +186,7 @@ def test_lipschitz_command_prints_a_report_for_each_run(
   content = json.loads((tmp_path / "lipschitz.json").read_text())
   assert len(content["measured"]["factors"]) == 3
   assert content["samples"] == 4
-  with pytest.raises(SystemExit, match="There is no run in"):
+  with pytest.raises(SystemExit, match=r"nothing.*config\.json"):
     lipschitz.main([str(tmp_path / "nothing")])
 
 

@@ -73,13 +73,13 @@ def test_perplexity_command_prints_a_line_for_each_stride(
   (kept,) = workdirs.read_scores(finished)
   assert kept["how"] == {"split": "test", "stride": 1, "tokens": 5}
   assert kept["examples"] == kept["step"] == 5
-  with pytest.raises(SystemExit, match="stride=7 is not in 1 to 6"):
+  with pytest.raises(SystemExit, match="stride=7.*1.*6"):
     perplexity.main(["here", "--strides=7"])
   monkeypatch.setattr(trained, "load", loaded)
-  with pytest.raises(SystemExit, match="There is no run in"):
+  with pytest.raises(SystemExit, match=f"{tmp_path}.*config.json"):
     perplexity.main([str(tmp_path)])
 
 
 def test_perplexity_command_refuses_strides_that_are_no_integers(tmp_path):
-  with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
+  with pytest.raises(SystemExit, match="--strides=1,a"):
     perplexity.main([str(tmp_path), "--strides=1,a"])

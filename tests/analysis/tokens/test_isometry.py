@@ -195,5 +195,5 @@ def test_isometry_command_prints_a_table_of_layers(
   assert table[0][2:4] == ["layer", "quantile"]
   assert len(table) == 1 + 3 * len(isometry.LEVELS)
   assert out.with_suffix(".png").stat().st_size > 5_000
-  with pytest.raises(SystemExit, match="--steps=0: give at least 1"):
+  with pytest.raises(SystemExit, match="--steps=0"):
     isometry.main(["one", "--steps=0"])
