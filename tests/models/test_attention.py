@@ -87,7 +87,7 @@ def test_registry_lists_every_mixer_module():
   assert set(mixers.__all__) == set(NAMES) - packaged | helpers
 
 
-def test_shape_is_kept_and_evaluation_repeats(name, strict):
+def test_mixer_keeps_shape_and_evaluation_repeats(name, strict):
   mixer, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -113,7 +113,7 @@ def test_masked_tokens_are_never_read(name, strict):
   chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
-def test_appending_padding_changes_nothing(name, strict):
+def test_mixer_ignores_appended_padding(name, strict):
   _, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -122,7 +122,7 @@ def test_appending_padding_changes_nothing(name, strict):
   chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
-def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
+def test_mixer_does_not_depend_on_batch_mates(name, strict):
   _, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -133,7 +133,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
 
 
 @some
-def test_every_token_counts(name):
+def test_mixer_gradient_reaches_every_token(name):
   """Nothing of a sample is dropped: a gradient reaches all its tokens."""
   _, variables, apply = make(name)
   x, mask = inputs()
@@ -149,7 +149,7 @@ def test_every_token_counts(name):
 
 
 @some
-def test_the_second_call_does_not_recompile(name):
+def test_mixer_does_not_recompile_at_the_second_call(name):
   _, variables, apply = make(name)
   x, mask = inputs()
   apply(variables, x, mask)
@@ -174,7 +174,7 @@ def test_mixer_is_the_same_over_devices_and_under_pmap(name, strict):
 
 
 @some
-def test_half_precision_stays_near(name):
+def test_mixer_half_precision_is_near_float32(name):
   _, variables, apply = make(name)
   _, _, half = make(name, dtype=jnp.bfloat16)
   x, mask = inputs()
@@ -186,7 +186,7 @@ def test_half_precision_stays_near(name):
 
 
 @some
-def test_a_sample_without_tokens_is_finite(name):
+def test_mixer_is_finite_for_a_sample_without_tokens(name):
   _, variables, apply = make(name)
   x, mask = inputs()
   mask = jnp.zeros_like(mask)
@@ -224,7 +224,7 @@ NUMERICAL = [
 
 
 @pytest.mark.parametrize(("name", "options"), NUMERICAL)
-def test_gradients_are_finite_differences(name, options):
+def test_mixer_gradients_match_finite_differences(name, options):
   """In float64, along a random direction of the parameters and of x."""
   # TransJect's Sigma and gate stay in float32.
   step, rtol = (1e-3, 1e-3) if name == "transject" else (1e-6, 1e-5)
@@ -258,7 +258,7 @@ def test_gradients_are_finite_differences(name, options):
 
 
 @pytest.mark.parametrize("name", models.causal_mixers())
-def test_the_past_does_not_see_the_future(name, strict):
+def test_causal_mixer_does_not_see_later_tokens(name, strict):
   _, variables, apply = make(name, causal=True)
   x, mask = inputs()
   y = apply(variables, x, mask)
