@@ -45,5 +45,5 @@ def test_subcommand_name_runs_its_command(monkeypatch, capsys):
 
 def test_unknown_subcommand_lists_the_commands(monkeypatch):
   message = run(monkeypatch, "lipshitz")
-  assert "Did you mean 'lipschitz'?" in message
+  assert "'lipschitz'" in message
   assert "prepare" in message

@@ -37,7 +37,7 @@ def test_every_public_name_has_a_docstring():
     assert value is not None
     if callable(value) and not name.isupper():
       assert value.__doc__.strip(), name
-  with pytest.raises(AttributeError, match="no attribute 'trian'"):
+  with pytest.raises(AttributeError, match="attribute.*'trian'"):
     _ = jf.trian
 
 
@@ -89,7 +89,7 @@ def test_train_resumes_with_the_same_examples_only(texts_model):
   np.testing.assert_array_equal(
     again.outputs(TEXTS), texts_model.outputs(TEXTS)
   )
-  with pytest.raises(ValueError, match=r"other data|data"):
+  with pytest.raises(ValueError, match=r"(?s)results\.json.*data: "):
     jf.train(
       spec, texts_model.folder, train=(TEXTS[::-1], LABELS), options=options
     )
@@ -144,7 +144,9 @@ def test_train_on_arrays_in_memory(config, make, options, tmp_path):
 def test_train_refuses_other_class_names_in_the_same_folder(texts_model):
   """Nothing in the folder of the run is changed."""
   before = texts_model.outputs(TEXTS[:2])
-  with pytest.raises(ValueError, match="other data|data"):
+  with pytest.raises(
+    ValueError, match="(?s)results.json.*2 classes.*3 classes"
+  ):
     jf.train(
       "lra/text:size=tiny,model=transformer",
       texts_model.folder,
@@ -170,11 +172,11 @@ def test_train_raises_keyboard_interrupt_at_ctrl_c(tmp_path, monkeypatch):
 
 
 def test_train_refuses_wrong_arguments(tmp_path):
-  with pytest.raises(ValueError, match="give train=, too"):
+  with pytest.raises(ValueError, match="validation.*train="):
     jf.train("lra/listops:size=tiny", tmp_path, validation=([[1]], [0]))
-  with pytest.raises(ValueError, match=r"nowhere.*python -m jaxformers conf"):
+  with pytest.raises(ValueError, match="'nowhere'.*jaxformers configs"):
     jf.train("nowhere", tmp_path)
-  with pytest.raises(ValueError, match="key of config: 'total_stepz'"):
+  with pytest.raises(ValueError, match="'total_stepz'.*'total_steps'"):
     jf.train("lra/listops:size=tiny", tmp_path, options={"total_stepz": 1})
 
 
@@ -252,7 +254,7 @@ def get_config(arg=None):
   importlib.invalidate_caches()
   with pytest.raises(ValueError, match=r"imports='of_a_user'.*PYTHONPATH"):
     jf.load("run", trust=True)
-  with pytest.raises(ValueError, match=r"run needs the code of 'of_a_user'"):
+  with pytest.raises(ValueError, match="'of_a_user'.*--trust"):
     jf.load("run")
 
 
@@ -261,33 +263,39 @@ def get_config(arg=None):
   [
     (
       lambda: jf.train("lm/text", "run", max_length=10),
-      "arg.*mean 'max_len'",
+      "train.*'max_length'.*'max_len'",
     ),
-    (lambda: jf.train("lm/text", "run", tset=[]), "arg.*mean 'test'"),
-    (lambda: jf.load(folde="run"), "arg.*mean 'folder'"),
+    (lambda: jf.train("lm/text", "run", tset=[]), "train.*'tset'.*'test'"),
+    (lambda: jf.load(folde="run"), "load.*'folde'.*'folder'"),
     (
       lambda: jf.build("transfomer", max_len=10),
-      "model.*mean 'transformer'",
+      "model.*'transfomer'.*'transformer'",
     ),
-    (lambda: jf.build("transformer", max_length=1), "opt.*mean 'max_len'"),
-    (lambda: jf.encoder("transfomer"), "model.*mean 'transformer'"),
-    (lambda: jf.encoder("lru", num_layer=10), "arg.*mean 'num_layers'"),
-    (lambda: jf.encoder("lru", num_classes=10), "arg.*'num_classes'.*Choices"),
-    (lambda: jf.generate(temprature=1), "arg.*mean 'temperature'"),
-    (lambda: jf.linear_scan(axes=1), "argument of linear_scan 'axes'"),
+    (lambda: jf.build("transformer", max_length=1), "'max_length'.*'max_len'"),
+    (lambda: jf.encoder("transfomer"), "model.*'transfomer'.*'transformer'"),
+    (lambda: jf.encoder("lru", num_layer=10), "'num_layer'.*'num_layers'"),
+    (
+      lambda: jf.encoder("lru", num_classes=10),
+      "encoder.*'num_classes'.*max_len",
+    ),
+    (lambda: jf.generate(temprature=1), "'temprature'.*'temperature'"),
+    (lambda: jf.linear_scan(axes=1), "linear_scan.*'axes'.*reverse"),
     (
       lambda: jf.tasks.from_arrays(([], []), max_length=1),
-      "arg.*mean 'max_len'",
+      "from_arrays.*'max_length'.*'max_len'",
     ),
     (
       lambda: jf.tasks.get("listops", max_lenght=1),
-      "option.*mean 'max_length'",
+      "'listops'.*'max_lenght'.*'max_length'",
     ),
-    (lambda: jf.TrainedModel.predict(None, batch=1), "arg.*mean 'batch_size'"),
+    (
+      lambda: jf.TrainedModel.predict(None, batch=1),
+      "predict.*'batch'.*'batch_size'",
+    ),
   ],
 )
 def test_unknown_keyword_suggests_the_nearest_one(call, message):
-  with pytest.raises(jf.UserError, match=f"Unknown {message}"):
+  with pytest.raises(jf.UserError, match=message):
     call()
 
 
@@ -305,9 +313,9 @@ def test_train_language_model_on_texts_in_memory(tmp_path):
   # It goes on with the same texts, and refuses others.
   again = jf.train(spec, tmp_path, train=texts, options=options, **sizes)
   assert again.results == model.results
-  with pytest.raises(jf.UserError, match="data"):
+  with pytest.raises(jf.UserError, match="(?s)results.json.*data: "):
     jf.train(spec, tmp_path, train=texts[::2], options=options, **sizes)
-  with pytest.raises(jf.UserError, match="language model 'classes'"):
+  with pytest.raises(jf.UserError, match="language model.*'classes'"):
     jf.train(spec, tmp_path, train=texts, classes=("a",), options=options)
 
 
@@ -321,7 +329,7 @@ def test_build_from_model_config_replaces_dtype_and_keeps_parameters():
   assert half.config.dtype == "bfloat16"
   with pytest.raises(jf.UserError, match="'dtype'"):
     jf.build(model.config, dtyp="bfloat16")
-  with pytest.raises(jf.UserError, match="num_classes=0.*one class"):
+  with pytest.raises(jf.UserError, match="num_classes=0"):
     jf.build("lru", **sizes)
 
 

@@ -49,7 +49,7 @@ QUICK = [path for path in NOTEBOOKS if path.stem[0] in "46"]
 @pytest.mark.parametrize(
   "path", long_except(QUICK, NOTEBOOKS), ids=lambda path: path.stem
 )
-def test_a_notebook_runs(path, elsewhere):
+def test_notebook_runs(path, elsewhere):
   names = {"__name__": "__main__"}
   for number, cell in enumerate(cells(path)):
     if cell["cell_type"] != "code" or has_tag(cell, "install"):

@@ -89,7 +89,7 @@ def test_encode_reads_texts_as_the_task(model):
 def test_encode_cuts_a_long_text_with_a_warning(model):
   longer = f"[MAX {'1 ' * 60}]"
   limit = model.inputs.max_len
-  with pytest.warns(UserWarning, match=f"MAX 1 1.*is cut to {limit}"):
+  with pytest.warns(UserWarning, match=f"MAX 1 1.*{limit}"):
     assert model.encode([longer]).shape == (1, limit)
 
 
@@ -137,22 +137,24 @@ def test_certify_returns_the_greatest_radius_that_holds(isometric):
   named = isometric.certify(TEXTS, [str(k) for k in labels], batch_size=2)
   assert [c.tokens for c in named] == [c.tokens for c in certificates]
   for label in ("ten", 10, -1, 0.5):
-    with pytest.raises(ValueError, match="not a class of this model: give one"):
+    with pytest.raises(ValueError, match=f"{label!r} .*0, 1, 2"):
       isometric.certify(TEXTS[:1], [label])
 
 
 def test_certify_and_generate_refuse_models_without_them(
   model, workdir, tmp_path
 ):
-  with pytest.raises(ValueError, match=r"'transject' have no bound.*isometric"):
+  with pytest.raises(ValueError, match="'transject'.*isometric"):
     model.certify(TEXTS)
   with pytest.raises(
-    ValueError, match=r"generate is for the objective .language_model.*pred"
+    ValueError, match="'language_model'.*'classification'.*`predict`"
   ):
     model.generate(TEXTS, 3)
-  with pytest.raises(ValueError, match="There is no folder"):
+  with pytest.raises(ValueError, match="nothing.*workdir"):
     jf.load(tmp_path / "nothing")
-  with pytest.raises(ValueError, match=r"no trained model.*Hugging Face"):
+  with pytest.raises(
+    ValueError, match="Hugging Face.*jaxformers.models.pretrained.load"
+  ):
     jf.load(tmp_path)
 
 
@@ -185,7 +187,7 @@ def test_generate_continues_a_prompt(smoke, tmp_path):
   assert len(first) == 2
   assert model.outputs(["to b"]).shape == (1, 4, 257)
   with pytest.raises(
-    ValueError, match="predict is for the objective .classification"
+    ValueError, match="'classification'.*'language_model'.*`outputs`"
   ):
     model.predict(["to b"])
 
@@ -201,21 +203,21 @@ def test_loaded_model_exposes_flax_module_and_parameters(model):
 @pytest.mark.parametrize(
   ("method", "inputs", "options", "message"),
   [
-    ("predict", TEXTS, {"batch_size": 0}, "batch_size=0 is not in"),
+    ("predict", TEXTS, {"batch_size": 0}, "batch_size=0"),
     ("outputs", TEXTS, {"batch_size": 1.5}, "batch_size=1.5"),
     ("hidden_states", TEXTS, {"batch_size": -1}, "batch_size=-1"),
     ("invert", TEXTS, {"batch_size": 0}, "batch_size=0"),
     ("certify", TEXTS, {"batch_size": 0}, "batch_size=0"),
-    ("predict", {"text": "7"}, {}, "dict with the columns 'text'"),
-    ("predict", ["7", ""], {}, r"inputs\[1\] has no tokens"),
-    ("hidden_states", [[1], [0, 0]], {}, r"inputs\[1\] has no tokens"),
-    ("invert", [[]], {}, r"inputs\[0\] has no tokens"),
-    ("certify", [""], {}, r"inputs\[0\] has no tokens"),
+    ("predict", {"text": "7"}, {}, "dict.*'text'"),
+    ("predict", ["7", ""], {}, r"inputs\[1\].*tokens"),
+    ("hidden_states", [[1], [0, 0]], {}, r"inputs\[1\].*tokens"),
+    ("invert", [[]], {}, r"inputs\[0\].*tokens"),
+    ("certify", [""], {}, r"inputs\[0\].*tokens"),
     ("encode", ["7", None], {}, r"inputs\[1\]=None"),
-    ("certify", TEXTS, {"labels": ["7"]}, "1 labels for 3 inputs"),
-    ("certify", TEXTS, {"labels": "777"}, "is one text"),
-    ("certify", TEXTS, {"labels": [7, 7, [7]]}, "not a class"),
-    ("certify", TEXTS, {"labels": [7, 7, float("nan")]}, "nan is not a class"),
+    ("certify", TEXTS, {"labels": ["7"]}, "1 labels.*3 inputs"),
+    ("certify", TEXTS, {"labels": "777"}, "labels='777'"),
+    ("certify", TEXTS, {"labels": [7, 7, [7]]}, r"\[7\].*0, 1, 2"),
+    ("certify", TEXTS, {"labels": [7, 7, float("nan")]}, "nan.*0, 1, 2"),
   ],
 )
 def test_trained_model_refuses_wrong_inputs(
@@ -228,8 +230,8 @@ def test_trained_model_refuses_wrong_inputs(
 def test_generate_refuses_wrong_arguments():
   model = jf.load("zoo:language-allpass")
   for prompts, options, message in (
-    (["the", ""], {}, r"prompts\[1\] has no tokens"),
-    ("the", {}, "is one text"),
+    (["the", ""], {}, r"prompts\[1\].*tokens"),
+    ("the", {}, "inputs='the'"),
     (["the"], {"seed": 0.5}, "seed=0.5"),
     (["the"], {"temperature": float("nan")}, "temperature=nan"),
   ):

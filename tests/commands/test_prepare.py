@@ -50,7 +50,7 @@ def test_prepare_exports_and_reads_its_export(tmp_path, capsys):
     generated.splits["test"].tokens, read.splits["test"].tokens
   )
   again = [*options, "--data_dir", str(tmp_path / "b"), "--archive", str(out)]
-  with pytest.raises(SystemExit, match="--export writes generated"):
+  with pytest.raises(SystemExit, match="--export.*--archive"):
     prepare.main([*again, "--export", str(out)])
 
 
@@ -106,7 +106,7 @@ def test_prepare_refuses_a_wrong_archive_and_leaves_no_files(tmp_path):
   assert job.returncode == 1
   assert job.stdout == ""
   assert "Traceback" not in job.stderr
-  assert "cannot be read to its end" in job.stderr.splitlines()[-1]
+  assert "lra_release.gz" in job.stderr.splitlines()[-1]
   left = [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
   assert [p for p in left if not p.name.endswith(".lock")] == []
 
@@ -123,7 +123,7 @@ def test_prepare_refuses_a_damaged_archive_and_leaves_no_files(tmp_path):
   common += ["--data_dir", str(tmp_path / "data")]
   for content in (damaged, compressed, sound[: len(sound) // 2]):
     path.write_bytes(content)
-    with pytest.raises(SystemExit, match="cannot be read to its end"):
+    with pytest.raises(SystemExit, match=r"texts\.tar .*damaged"):
       prepare.main(common)
     left = [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
     assert [p for p in left if not p.name.endswith(".lock")] == []
@@ -175,8 +175,8 @@ PATHFINDER = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
 )
 def test_prepare_on_a_full_disk_leaves_no_files(tmp_path, task, size):
   folder = tmp_path / "data"
-  message = rf"^error: {folder}/.* cannot be written: .*Make room"
-  full = pytest.raises(SystemExit, match=f"{message} .*pass --data_dir")
+  message = f"^error: {folder}/tfds/.*file size limit.*--data_dir"
+  full = pytest.raises(SystemExit, match=message)
   with full, limited(size):
     prepare.main([*task, "--data_dir", str(folder)])
   assert left(folder) == []
@@ -187,7 +187,7 @@ def test_prepare_export_to_a_full_disk_leaves_no_files(tmp_path, task, size):
   command = [*task, "--data_dir", str(tmp_path / "data")]
   prepare.main(command)
   folder = tmp_path / "out"
-  full = pytest.raises(SystemExit, match=f"The export to {folder} failed .File")
+  full = pytest.raises(SystemExit, match=f"{folder} .*File too large")
   with full, limited(size):
     prepare.main([*command, "--export", str(folder)])
   assert left(folder) == []
@@ -205,7 +205,7 @@ def test_prepare_prints_one_line_at_ctrl_c(monkeypatch, capsys):
   with pytest.raises(SystemExit, match="^130$"):
     prepare.main(LISTOPS)
   said = capsys.readouterr().err.strip()
-  assert said.startswith("Interrupted. Run the same command again")
+  assert said.startswith("Interrupted")
   assert "\n" not in said
 
 
@@ -230,6 +230,6 @@ def test_prepare_exits_with_130_at_ctrl_c_during_generation(tmp_path):
   process.send_signal(signal.SIGINT)
   _, said = process.communicate(timeout=60)
   assert process.returncode == 130
-  assert "Interrupted. Run the same command again" in said
+  assert "Interrupted" in said
   assert "Traceback" not in said
   assert left(tmp_path / "data") == []

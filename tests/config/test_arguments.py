@@ -23,12 +23,12 @@ def test_parse_arg_types_values_by_their_defaults():
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("sede=1", "Unknown config argument 'sede'.*'seed'.*Choices: seed, wide"),
-    ("seed", "has no value"),
-    ("seed=", "has no value"),
-    ("seed=one", "seed='one' is not of type int"),
-    ("seed=1,seed=1", "argument seed is given twice"),
-    ("wide=maybe", "wide='maybe' is not of type bool"),
+    ("sede=1", "'sede'.*'seed'.*wide"),
+    ("seed", "'seed'.*seed=VALUE"),
+    ("seed=", "'seed='.*seed=VALUE"),
+    ("seed=one", "seed='one'.*int"),
+    ("seed=1,seed=1", "argument seed.*twice"),
+    ("wide=maybe", "wide='maybe'.*bool"),
   ],
 )
 def test_parse_arg_refuses_wrong_arguments(text, message):
@@ -40,9 +40,9 @@ def test_check_overrides_names_section_and_choices():
   config = c.base(model={"d_model": 8})
   c.check_overrides(config, ["x", "--config.model.d_model=3", "--config=a.py"])
   c.check_overrides(config, ["--noconfig.tensorboard"])
-  with pytest.raises(ValueError, match=r"config.model: 'dmodel'.*'d_model'"):
+  with pytest.raises(ValueError, match=r"config\.model.*'dmodel'.*'d_model'"):
     c.check_overrides(config, ["--config.model.dmodel=3"])
-  with pytest.raises(ValueError, match="Choices: none"):
+  with pytest.raises(ValueError, match=r"config\.seed.*'x'"):
     c.check_overrides(config, ["--config.seed.x=3"])
 
 
@@ -93,15 +93,15 @@ def test_set_options_creates_absent_sections():
 @pytest.mark.parametrize(
   ("flag", "message"),
   [
-    ("learning_rate=1", "'learning_rate'. Did you mean config.schedule.learn"),
-    ("lr=1", "'lr'. Did you mean config.schedule.learning_rate"),
-    ("model.lr=1", "key of config.model: 'lr'. Did you mean config.schedule"),
-    ("bs=1", "'bs'. Did you mean config.batch_size"),
-    ("hidden_size=1", "Did you mean config.model.d_model"),
-    ("batch_size=abc", "config.batch_size='abc' .* give an integer in"),
-    ("batch_size=1.5", "config.batch_size='1.5' is not of type int"),
-    ("tensorboard=maybe", "config.tensorboard='maybe' .* give True or False"),
-    ("schedule.learning_rate=fast", "learning_rate='fast' .* give a number"),
+    ("learning_rate=1", "'learning_rate'.*config.schedule.learn"),
+    ("lr=1", "'lr'.*config.schedule.learning_rate"),
+    ("model.lr=1", r"config\.model.*'lr'.*config\.schedule"),
+    ("bs=1", "'bs'.*config.batch_size"),
+    ("hidden_size=1", r"'hidden_size'.*config\.model\.d_model"),
+    ("batch_size=abc", "config.batch_size='abc'.*integer"),
+    ("batch_size=1.5", "config.batch_size='1.5'.*int"),
+    ("tensorboard=maybe", "config.tensorboard='maybe'.*True.*False"),
+    ("schedule.learning_rate=fast", "learning_rate='fast'.*number"),
   ],
 )
 def test_check_overrides_suggests_the_field_that_was_meant(flag, message):

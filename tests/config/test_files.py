@@ -5,7 +5,7 @@ from jaxformers.foundations import ranges
 
 
 def test_load_names_a_missing_config_file():
-  with pytest.raises(ValueError, match=r"no config file 'configs/nil.py'"):
+  with pytest.raises(ValueError, match="'configs/nil.py'"):
     c.load("configs/nil.py:a=1")
 
 
@@ -25,17 +25,20 @@ def test_describe_names_fields_values_and_ranges():
 
 def test_load_suggests_the_config_that_was_meant():
   for name in ("lra/listop", "configs/lra/listop.py", "lra/listopss:size=tiny"):
-    with pytest.raises(ValueError, match=r"Did you mean lra/listops\?"):
+    with pytest.raises(ValueError, match=r"mean lra/listops\?"):
       c.load(name)
 
 
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("training time  0:02:22", "config.py, line 1 is not Python"),
-    ("x = 1", r"no function get_config\(arg\)"),
-    ("def get_config(arg=None):\n  return 5", "returns 5: return a ml_coll"),
-    ("def get_config(arg=None):\n  pass", "returns None: return a ml_coll"),
+    ("training time  0:02:22", "config.py, line 1.*Python"),
+    ("x = 1", r"config.py.*get_config\(arg\)"),
+    (
+      "def get_config(arg=None):\n  return 5",
+      r"config.py.*\b5\b.*ml_collections",
+    ),
+    ("def get_config(arg=None):\n  pass", "config.py.*None.*ml_collections"),
   ],
 )
 def test_load_refuses_files_that_are_no_configs(tmp_path, text, message):

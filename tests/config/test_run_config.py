@@ -16,7 +16,7 @@ FIELDS = {
 
 def test_base_refuses_an_unknown_field():
   assert c.base(seed=3).seed == 3
-  with pytest.raises(ValueError, match="field 'batchsize'.*'batch_size'"):
+  with pytest.raises(ValueError, match="'batchsize'.*'batch_size'"):
     c.base(batchsize=3)
 
 
@@ -64,7 +64,7 @@ def test_run_config_survives_json(spec):
 
 def test_run_config_replace_checks_section_types():
   config = c.RunConfig.from_dict(FIELDS)
-  with pytest.raises(ValueError, match="config.task={} is not of type Task"):
+  with pytest.raises(ValueError, match="config.task={}.*TaskChoice"):
     dataclasses.replace(config, task={})
   assert config.task.protocol == "lra"
   assert c.TaskChoice.from_dict({"name": "x", "protocol": None}).protocol == ""
@@ -87,13 +87,13 @@ def test_run_config_treats_an_empty_section_as_none():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"seed": -1}, r"config.seed=-1 is not in \[0, 2\^31\)"),
-    ({"batchsize": 1}, "config field 'batchsize'.*'batch_size'"),
-    ({"model": 3}, "config.model=3 is not of type dict"),
-    ({"model": {"name": "s5"}}, "config.model needs d_model, num_layers"),
-    ({"model": MODEL | {"d_modle": 8}}, "config.model 'd_modle'.*'d_model'"),
-    ({"model": MODEL | {"d_model": 0}}, "config.model.d_model=0 is not in"),
-    ({"reference": MODEL | {"pool": 1}}, "config.reference.pool=1 is not of"),
+    ({"seed": -1}, r"config.seed=-1.*\[0, 2\^31\)"),
+    ({"batchsize": 1}, "'batchsize'.*'batch_size'"),
+    ({"model": 3}, "config.model=3.*dict"),
+    ({"model": {"name": "s5"}}, "config.model.*d_model, num_layers"),
+    ({"model": MODEL | {"d_modle": 8}}, "config.model.*'d_modle'.*'d_model'"),
+    ({"model": MODEL | {"d_model": 0}}, "config.model.d_model=0"),
+    ({"reference": MODEL | {"pool": 1}}, "config.reference.pool=1.*str"),
   ],
 )
 def test_run_config_names_a_wrong_field(fields, message):

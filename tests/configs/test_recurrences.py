@@ -159,14 +159,12 @@ def test_s5_groups_are_those_of_the_code():
   }
   shared = recurrences.s5_groups("standard", 4, share_step=True)
   assert shared["step"] == {"factor": 1.0, "decay": True}
-  with pytest.raises(ValueError, match="opt_config 'fast'.*BandCdecay"):
+  with pytest.raises(ValueError, match="opt_config.*'fast'.*BandCdecay"):
     recurrences.s5_groups("fast", 4)
 
 
 def test_published_size_is_refused_for_baselines():
-  with pytest.raises(
-    ValueError, match="size=published is for.*mega.*linformer"
-  ):
+  with pytest.raises(ValueError, match="size=published.*mega.*linformer"):
     load("text", model="linformer", size="published")
 
 
@@ -213,10 +211,10 @@ def test_s5_groups_train_with_their_own_rate_and_decay():
 @pytest.mark.parametrize(
   ("groups", "message"),
   [
-    ({"eigenvalue": {}}, "kind of config.optimizer.groups 'eigenvalue'"),
-    ({"step": {"rate": 1}}, "option of .*groups.step 'rate'.*decay, factor"),
-    ({"step": {"factor": 0}}, "groups.step.factor=0 is not in"),
-    ({"step": {}}, "kind of parameter of this model 'step'.*"),
+    ({"eigenvalue": {}}, "config.optimizer.groups.*'eigenvalue'"),
+    ({"step": {"rate": 1}}, "groups.step.*'rate'.*decay, factor"),
+    ({"step": {"factor": 0}}, "groups.step.factor=0"),
+    ({"step": {}}, "kind of parameter.*'step'"),
   ],
 )
 def test_optimizer_refuses_wrong_groups(groups, message):
@@ -239,7 +237,7 @@ def test_class_token_is_refused_before_a_causal_mixer(name):
   config = load("listops", model=name, size="matched", protocol="lra")
   assert config["model"]["pool"] == "mean"
   mixer = {"causal": True} if name == "lru" else {}
-  with pytest.raises(ValueError, match='pool="cls" puts a token in front'):
+  with pytest.raises(ValueError, match='pool="cls".*causal'):
     models.build(
       name,
       vocab_size=9,

@@ -20,7 +20,7 @@ def test_tiny_fields_override_the_schedule():
   )
   assert fields["eval_steps"] == 7
   assert fields["schedule"]["warmup_steps"] == 5
-  with pytest.raises(ValueError, match="Unknown size 'huge'.*paper, tiny"):
+  with pytest.raises(ValueError, match="size.*'huge'.*paper, tiny"):
     shared.is_tiny("huge")
 
 

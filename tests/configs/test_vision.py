@@ -99,7 +99,7 @@ def test_ade20k_config_trains_for_64_epochs(protocol, held_out):
   assert seen / examples == pytest.approx(64, abs=0.03)
   assert config.total_steps == 32 * config.eval_steps
   assert config.model.block.norm_epsilon == 1e-5
-  with pytest.raises(ValueError, match=r"protocol 'theirs'.*jaxformers, paper"):
+  with pytest.raises(ValueError, match="protocol.*'theirs'.*jaxformers, paper"):
     c.load("configs/vision/ade20k.py:protocol=theirs")
 
 

@@ -55,7 +55,7 @@ def test_command_raises_internal_errors():
   def main() -> None:
     raise ValueError("a mistake of ours")
 
-  with pytest.raises(ValueError, match="ours"):
+  with pytest.raises(ValueError, match="mistake of ours"):
     main([])
 
 
@@ -78,7 +78,7 @@ def test_numbers_parses_a_list_or_refuses_it():
   assert cli.numbers("sizes", "") == []
   assert cli.numbers("sizes", "1,2") == [1, 2]
   assert cli.numbers("scales", "0.5,1", float) == [0.5, 1.0]
-  with pytest.raises(UserError, match="--sizes=1,a: give integers, such as"):
+  with pytest.raises(UserError, match="--sizes=1,a"):
     cli.numbers("sizes", "1,a")
   assert cli.names("a,b,") == ["a", "b"]
 

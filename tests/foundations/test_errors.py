@@ -10,7 +10,7 @@ from jaxformers.foundations.errors import DivergedError, UserError
 
 
 def test_user_error_is_a_value_error():
-  with pytest.raises(ValueError, match="choose"):
+  with pytest.raises(ValueError, match="choose another"):
     raise UserError("choose another")
 
 

@@ -21,5 +21,5 @@ def test_expand_without_home_is_refused(monkeypatch):
   monkeypatch.delenv("HOME")
   monkeypatch.setattr(pwd, "getpwuid", unknown)
   assert paths.expand("/a/b") == Path("/a/b")
-  with pytest.raises(ValueError, match="'~/a' begins with ~.*set HOME"):
+  with pytest.raises(ValueError, match="'~/a'.*HOME"):
     paths.expand("~/a")

@@ -196,7 +196,7 @@ def test_ranges_of_skips_annotations_it_cannot_read():
   ranges.check(owner, {"f": None})
   for found in (Callable(), functools.partial(owner), optax.adamw, optax.lamb):
     assert "a" not in ranges.of(found)
-  with pytest.raises(ValueError, match="f=0 is not in"):
+  with pytest.raises(ValueError, match="f=0 "):
     ranges.check(functools.partial(owner), {"f": 0})
 
 
@@ -240,7 +240,7 @@ def test_check_fields_checks_model_reference_and_task_options():
     "task.max_depth",
   ):
     changed = with_option(path, 0, base=configs.plain(config))
-    with pytest.raises(ValueError, match=f"config.{path}=0 is not in"):
+    with pytest.raises(ValueError, match=f"config.{path}=0 "):
       run.check_fields(configs.RunConfig.from_dict(changed))
 
 

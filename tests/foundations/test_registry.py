@@ -12,21 +12,21 @@ def test_registry_unknown_name_lists_choices_and_the_nearest():
     ["linear", "softmax"],
     2,
   )
-  with pytest.raises(ValueError, match="'softmx'.*Did you mean 'softmax'"):
+  with pytest.raises(ValueError, match="mixer.*'softmx'.*'softmax'"):
     names["softmx"]
   assert "softmx" not in names
 
 
 def test_open_registry_error_names_config_imports():
   names = registry.Registry("mixer", is_open=True)
-  with pytest.raises(ValueError, match="'mine'.*its module in config.imports"):
+  with pytest.raises(ValueError, match="'mine'.*config.imports"):
     names["mine"]
 
 
 def test_registry_refuses_a_name_twice():
   names = registry.Registry("mixer")
   names.register("softmax")(1)
-  with pytest.raises(ValueError, match="already registered"):
+  with pytest.raises(ValueError, match="'softmax'.*registered"):
     names.register("softmax")(2)
 
 
@@ -35,15 +35,15 @@ def test_call_refuses_an_unknown_option():
     return width, depth
 
   assert registry.call("net", make, {"width": 3}) == (3, 2)
-  with pytest.raises(ValueError, match="option of net 'widht'.*depth, width"):
+  with pytest.raises(ValueError, match="net.*'widht'.*depth, width"):
     registry.call("net", make, {"widht": 3})
-  with pytest.raises(ValueError, match="net needs width"):
+  with pytest.raises(ValueError, match="net.*width"):
     registry.call("net", make, {})
 
 
 def test_choose_returns_a_choice_or_lists_them():
   assert registry.choose("pool", "max", ("max", "mean")) == "max"
-  with pytest.raises(ValueError, match="Unknown pool 'min'.*max, mean"):
+  with pytest.raises(ValueError, match="pool.*'min'.*max, mean"):
     registry.choose("pool", "min", ("max", "mean"))
 
 

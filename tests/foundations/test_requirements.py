@@ -44,7 +44,7 @@ def test_require_names_an_extra_of_setup_cfg(extra, without):
   for module in requirements.EXTRAS[extra]:
     assert requirements._PACKAGES.get(module, module) in listed
   without(*requirements.EXTRAS[extra])
-  with pytest.raises(UserError, match=rf"It needs .*'\.\[{extra}\]'"):
+  with pytest.raises(UserError, match=rf"'\.\[{extra}\]'"):
     requirements.require(extra, "It")
 
 
@@ -52,11 +52,10 @@ def test_require_names_only_missing_libraries(without):
   without("sklearn")
   with pytest.raises(UserError) as raised:
     requirements.require("plots", "The page of a report")
-  assert str(raised.value) == (
-    "The page of a report needs scikit-learn, which is not installed: run pip "
-    "install scikit-learn, or pip install -e '.[plots]' in a copy of the "
-    "repository."
-  )
+  assert "page of a report" in str(raised.value)
+  assert "pip install scikit-learn" in str(raised.value)
+  assert "'.[plots]'" in str(raised.value)
+  assert "matplotlib" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_commands_check_libraries_before_any_work(
   """Before it notices that there is no run, and leaves no folder."""
   monkeypatch.chdir(tmp_path)
   without("matplotlib", "sklearn")
-  with pytest.raises(SystemExit, match="needs matplotlib.*scikit-learn"):
+  with pytest.raises(SystemExit, match=r"matplotlib.*scikit-learn.*\[plots\]"):
     command(argv)
   assert not [*tmp_path.iterdir()]
 
@@ -92,7 +91,7 @@ def test_plotting_functions_name_missing_libraries(without, tmp_path):
     lambda: page.write(page.Page(), tmp_path / "out"),
     lambda: advise.draw(tmp_path / "a.png", advise.advise(1e6, 0, 0), None),
   ):
-    with pytest.raises(UserError, match="needs matplotlib"):
+    with pytest.raises(UserError, match=r"matplotlib.*\[plots\]"):
       call()
   assert not [*tmp_path.iterdir()]
 
@@ -124,7 +123,8 @@ def test_main_refuses_a_log_without_its_library_before_importing_jax(
   )
   assert done.returncode == main.MISTAKE
   (line,) = done.stderr.splitlines()
-  assert f"config.{extra}=True needs {requirements.EXTRAS[extra][0]}" in line
+  assert f"config.{extra}=True" in line
+  assert requirements.EXTRAS[extra][0] in line
   assert not [*tmp_path.iterdir()]
 
 
@@ -149,7 +149,7 @@ def test_commands_name_a_jax_platform_without_device(argv, tmp_path):
   )
   assert done.returncode
   last = done.stderr.splitlines()[-1]
-  assert "JAX_PLATFORMS='cuda', but JAX has no such device here" in last
+  assert "JAX_PLATFORMS='cuda'" in last
   assert "AssertionError" not in done.stderr
   assert argv[0] == "-c" or "Traceback" not in done.stderr
   assert not [*tmp_path.glob("run/*")]

@@ -70,7 +70,9 @@ def test_load_never_imports_a_module_inside_the_folder(
     ran = write_payload(folder / "payload_of_a_stranger" / "__init__.py")
   else:
     ran = write_payload(folder / "payload_of_a_stranger.py")
-  with pytest.raises(UserError, match="lies in that folder"):
+  with pytest.raises(
+    UserError, match="'payload_of_a_stranger'.*never imported"
+  ):
     jf.load(folder, trust=True)
   assert not ran.exists()
 
@@ -82,7 +84,12 @@ def test_import_named_by_refuses_a_submodule_without_importing_its_package(
   monkeypatch.chdir(folder)
   (folder / "payload_of_a_stranger").mkdir()
   ran = write_payload(folder / "payload_of_a_stranger" / "__init__.py")
-  with user_code.trusting(), pytest.raises(UserError, match="lies in"):
+  with (
+    user_code.trusting(),
+    pytest.raises(
+      UserError, match="'payload_of_a_stranger.inner'.*never imported"
+    ),
+  ):
     user_code.import_named_by(folder, "payload_of_a_stranger.inner")
   assert not ran.exists()
 
@@ -139,7 +146,7 @@ def test_import_modules_refuses_malformed_names(listed, tmp_path):
     lambda: user_code.import_modules(listed),
     lambda: user_code.import_named_by(tmp_path, listed),
   ):
-    with pytest.raises(UserError, match="imports=.*give names of modules"):
+    with pytest.raises(UserError, match="imports=.*names of modules"):
       call()
 
 

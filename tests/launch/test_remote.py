@@ -303,7 +303,7 @@ def test_k8s_script_refuses_values_kubernetes_refuses(run, option, value):
   flags = [part for pair in options.items() for part in pair]
   ran, calls = run("k8s.sh", "apply", *flags, "--", "--config", "a")
   assert ran.returncode == 2
-  assert f"launch/k8s.sh: {option} '{value}': give " in ran.stderr
+  assert f"launch/k8s.sh: {option} '{value}': " in ran.stderr
   assert not calls
   assert ran.stdout == ""
 
@@ -315,7 +315,7 @@ def test_tpu_pod_script_refuses_names_that_are_options_or_commands(
 ):
   ran, calls = run("tpu_pod.sh", "create", *POD, option, value)
   assert ran.returncode == 2
-  assert f"launch/tpu_pod.sh: {option} '{value}': give " in ran.stderr
+  assert f"launch/tpu_pod.sh: {option} '{value}': " in ran.stderr
   assert not calls
 
 

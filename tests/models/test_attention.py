@@ -99,7 +99,7 @@ def test_registry_lists_every_mixer_module():
   assert set(mixers.__all__) == set(NAMES) - packaged | helpers
 
 
-def test_shape_is_kept_and_evaluation_repeats(name, strict):
+def test_mixer_keeps_shape_and_evaluation_repeats(name, strict):
   mixer, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -125,7 +125,7 @@ def test_masked_tokens_are_never_read(name, strict):
   chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
-def test_appending_padding_changes_nothing(name, strict):
+def test_mixer_ignores_appended_padding(name, strict):
   _, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -134,7 +134,7 @@ def test_appending_padding_changes_nothing(name, strict):
   chex.assert_trees_all_close(at_tokens(y, mask), at_tokens(z, mask), atol=1e-5)
 
 
-def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
+def test_mixer_does_not_depend_on_batch_mates(name, strict):
   _, variables, apply = make(name)
   x, mask = inputs()
   y = apply(variables, x, mask)
@@ -145,7 +145,7 @@ def test_a_sample_does_not_depend_on_its_batch_mates(name, strict):
 
 
 @some
-def test_every_token_counts(name):
+def test_mixer_gradient_reaches_every_token(name):
   """Nothing of a sample is dropped: a gradient reaches all its tokens."""
   _, variables, _ = make(name)
   x, mask = inputs()
@@ -157,7 +157,7 @@ def test_every_token_counts(name):
 
 
 @some
-def test_the_second_call_does_not_recompile(name):
+def test_mixer_does_not_recompile_at_the_second_call(name):
   _, variables, apply = make(name)
   x, mask = inputs()
   apply(variables, x, mask)
@@ -182,7 +182,7 @@ def test_mixer_is_the_same_over_devices_and_under_pmap(name, strict):
 
 
 @some
-def test_half_precision_stays_near(name):
+def test_mixer_half_precision_is_near_float32(name):
   _, variables, apply = make(name)
   _, _, half = make(name, dtype=jnp.bfloat16)
   x, mask = inputs()
@@ -236,7 +236,7 @@ NUMERICAL = [
 
 
 @pytest.mark.parametrize(("name", "options"), NUMERICAL)
-def test_gradients_are_finite_differences(name, options):
+def test_mixer_gradients_match_finite_differences(name, options):
   """In float64, along a random direction of the parameters and of x."""
   # TransJect's Sigma and gate stay in float32.
   step, rtol = (1e-3, 1e-3) if name == "transject" else (1e-6, 1e-5)
@@ -329,11 +329,9 @@ def test_given_random_features_must_have_the_drawn_shape():
     kw = {"mask": mask, "carry": None, "train": False} | kw
     return mixer.apply(variables | {"random": random}, x, **kw)
 
-  with pytest.raises(
-    ValueError, match=r"'features' of shape \(2, 3, 8\).*8, 8"
-  ):
+  with pytest.raises(ValueError, match=r"'features'.*\(2, 3, 8\).*8, 8"):
     run({"features": jnp.ones((2, 3, 8))})
-  with pytest.raises(ValueError, match="has featurs for .*draws 'features'"):
+  with pytest.raises(ValueError, match="featurs .*'features'"):
     run({"featurs": jnp.ones((2, 8, 8))})
   mixer = mixer.clone(redraw=True)
   with pytest.raises(ValueError, match="rngs=.*redraw=False"):
@@ -391,8 +389,8 @@ def test_orthogonal_attention_has_rotations_as_projections():
 @pytest.mark.parametrize(
   ("signature", "message"),
   [
-    (lambda q, x: q, "input of a mixer 'x'.*k, q, v"),
-    (lambda q, *, train: q, "tool of a mixer 'train'.*carry, draw"),
+    (lambda q, x: q, "input.*'x'.*k, q, v"),
+    (lambda q, *, train: q, "tool.*'train'.*carry, draw"),
   ],
 )
 def test_attention_decorator_refuses_wrong_signatures(signature, message):
@@ -434,9 +432,9 @@ def test_rotary_attention_depends_on_distances_only(name):
 
 
 def test_rotary_is_refused_without_queries_and_keys():
-  with pytest.raises(ValueError, match="rotary=True turns pairs.*has none"):
+  with pytest.raises(ValueError, match="rotary=True.*none"):
     make("synthesizer", rotary=True)
-  with pytest.raises(ValueError, match="heads of an odd size"):
+  with pytest.raises(ValueError, match="rotary=True.*odd"):
     make("softmax", rotary=True, head_size=3)
 
 

@@ -145,16 +145,16 @@ def test_check_bound_refuses_models_without_bound():
     ("transformer", {}, "layers of 'transformer'.*allpass, .*isometric"),
     ("transject", {}, "layers of 'transject'.*num_experts=1"),
     ("isometric", {"pool_norm": "layer"}, "pool_norm='layer'.*'running'"),
-    ("isometric", {"num_inputs": 2, "interaction": "nli"}, "not for pairs"),
-    ("isometric", {"vocab_size": 0}, "classifiers of tokens"),
-    ("isometric", {"pool_norm": "batch"}, "pool_norm='batch' has no bound in"),
-    ("isometric", {"embedding": {"norm_epsilon": 1e-5}}, "tokens of adaptive"),
-    ("isometric", {"embedding": {"cutoffs": (4,)}}, "tokens of adaptive"),
-    ("allpass", {"coupled": True}, "set coupled=False"),
+    ("isometric", {"num_inputs": 2, "interaction": "nli"}, "pairs"),
+    ("isometric", {"vocab_size": 0}, "classifiers"),
+    ("isometric", {"pool_norm": "batch"}, "pool_norm='batch'.*'running'"),
+    ("isometric", {"embedding": {"norm_epsilon": 1e-5}}, "adaptive"),
+    ("isometric", {"embedding": {"cutoffs": (4,)}}, "adaptive"),
+    ("allpass", {"coupled": True}, "coupled=False"),
   ):
     options = {"vocab_size": VOCAB} | options
     model = models.build(
       name, max_len=LENGTH, num_classes=3, d_model=8, num_layers=2, **options
     )
-    with pytest.raises(ValueError, match=f"margin_tokens=2: .*{message}"):
+    with pytest.raises(ValueError, match=f"margin_tokens=2.*{message}"):
       bounds.check_bound(model, 2)

@@ -178,12 +178,12 @@ def test_model_without_cache_stores_no_state():
 def test_cache_refuses_mixers_that_cannot_continue():
   tokens = ids()
   model = build("mega", (("truncation", 3),))
-  with pytest.raises(ValueError, match="truncation=3 cuts"):
+  with pytest.raises(ValueError, match="truncation=3"):
     model.apply(
       {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
     )
   model = build("performer")
-  with pytest.raises(ValueError, match=r"does not go on.*choose.*allpass.*s5"):
+  with pytest.raises(ValueError, match="cache.*allpass.*s5"):
     model.apply(
       {"params": start(model)}, tokens, train=False, mutable=[cache.CACHE]
     )

@@ -32,7 +32,7 @@ def test_in_float32_replaces_the_dtype_only():
 
 def test_model_config_replace_checks_the_dtype():
   config = models.build("transformer", **SIZES).config
-  with pytest.raises(ValueError, match="dtype 'float16'"):
+  with pytest.raises(ValueError, match="dtype.*'float16'"):
     dataclasses.replace(config, dtype="float16")
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.d_model = 16
@@ -48,9 +48,9 @@ def test_model_config_with_lists_is_hashable():
 
 def test_check_names_names_a_missing_size():
   models.check_names({"name": "transformer", "d_model": 8, "num_layers": 1})
-  with pytest.raises(ValueError, match=r"needs num_layers"):
+  with pytest.raises(ValueError, match="config.model.*num_layers"):
     models.check_names({"name": "transformer", "d_model": 8})
-  with pytest.raises(ValueError, match="option of config.model 'd_modl'"):
+  with pytest.raises(ValueError, match="config.model.*'d_modl'.*'d_model'"):
     models.check_names({"name": "transformer", "d_modl": 8})
 
 
@@ -73,7 +73,7 @@ def test_model_config_fields_are_arguments_of_build():
 
 def test_build_refuses_batch_norm_for_language_models():
   """Its mean would show later tokens to earlier ones."""
-  with pytest.raises(ValueError, match='norm_type="batch" shows later tokens'):
+  with pytest.raises(ValueError, match='norm_type="batch".*later'):
     models.build(
       "lru",
       vocab_size=9,

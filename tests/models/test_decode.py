@@ -81,18 +81,18 @@ def test_generate_of_a_recurrence_exceeds_the_training_length():
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"steps": N}, "4 tokens and 13 steps.*max_len=13"),
+    ({"steps": N}, "4 tokens.*13 steps.*max_len=13"),
     ({"steps": 0}, "steps=0"),
-    ({"key": None}, "give key="),
-    ({"top_k": 11}, "top_k from 0 to 10"),
+    ({"key": None}, "temperature.*key=jax.random.key"),
+    ({"top_k": 11}, "top_k=11.*0 to 10"),
     ({"top_k": 1.5}, "top_k=1.5"),
     ({"steps": 2.5}, "steps=2.5"),
-    ({"temperature": float("nan")}, "temperature=nan.*a finite temperature"),
+    ({"temperature": float("nan")}, "temperature=nan.*finite"),
     ({"temperature": float("inf")}, "temperature=inf"),
     ({"temperature": "0"}, "temperature=0"),
-    ({"prompt": [[1], [0]]}, "at least one token, not 0, in every row"),
-    ({"prompt": [[1, 11]]}, "ids from 1 to 11.*knows 0 to 10"),
-    ({"prompt": [1, 2]}, "shape \\(2,\\)"),
+    ({"prompt": [[1], [0]]}, r"prompt.*\(2, 1\)"),
+    ({"prompt": [[1, 11]]}, "prompt.*1 to 11.*0 to 10"),
+    ({"prompt": [1, 2]}, r"prompt.*\(2,\)"),
   ],
 )
 def test_generate_refuses_wrong_arguments(change, message):
@@ -125,5 +125,5 @@ def test_generate_of_a_certified_mixer_stops_at_max_len():
 def test_generate_refuses_a_classifier():
   sizes = dict(vocab_size=9, max_len=8, num_classes=2, d_model=8)
   model = models.build("s5", num_layers=1, **sizes)
-  with pytest.raises(ValueError, match="this one is for classification"):
+  with pytest.raises(ValueError, match="classification.*language_model"):
     models.generate(model, {}, PROMPT, 2, temperature=0)

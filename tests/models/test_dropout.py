@@ -69,5 +69,5 @@ def test_make_dropout_has_a_new_key_for_every_call():
   # Without a key, nothing is dropped outside training or at rate 0.
   for rate, train in ((0.5, False), (0.0, True)):
     chex.assert_trees_all_equal(Twice(rate).apply({}, x, train), (x, x))
-  with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in \[0, 1\)"):
+  with pytest.raises(ValueError, match=r"dropout_rate=1.0.*\[0, 1\)"):
     Twice(1.0).apply({}, x, True)

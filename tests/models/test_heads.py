@@ -97,7 +97,7 @@ def test_classifier_head_init_std_is_obeyed():
 
   np.testing.assert_allclose(deviations(init_std=0.02), 0.02, rtol=0.05)
   np.testing.assert_allclose(deviations(), [1 / 8, 1 / 10], rtol=0.05)
-  with pytest.raises(ValueError, match=r"init_std=-1.0 is negative"):
+  with pytest.raises(ValueError, match="init_std=-1.0"):
     deviations(init_std=-1.0)
 
 
@@ -116,7 +116,7 @@ def test_classifier_head_dropout_acts_in_training(head_dim):
   dropped = run(train=True, rngs={"dropout": jax.random.key(1)})
   assert 0.15 < (dropped == 0).mean() < 0.35
   np.testing.assert_allclose(dropped[dropped != 0], 4 / 3, rtol=1e-6)
-  with pytest.raises(ValueError, match=r"dropout_rate=-0.1 is not in"):
+  with pytest.raises(ValueError, match="dropout_rate=-0.1"):
     head.clone(dropout_rate=-0.1).init(jax.random.key(0), x, mask, train=False)
 
 
@@ -142,11 +142,11 @@ def test_classifier_head_combines_pairs_by_interaction(name, strict):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    (("median", "relu", "", 1, (0, 1)), "pool 'median'"),
-    (("mean", "sine", "", 1, (0, 1)), "activation 'sine'"),
-    (("mean", "relu", "", 1, (0, 2)), "head_layers=2 with head_dim=0"),
-    (("mean", "relu", "", 2, (4, 1)), "pair ''.*concat, nli, symmetric"),
-    (("mean", "relu", "nli", 1, (4, 1)), "interaction='nli' is for pairs"),
+    (("median", "relu", "", 1, (0, 1)), "pool.*'median'"),
+    (("mean", "sine", "", 1, (0, 1)), "activation.*'sine'"),
+    (("mean", "relu", "", 1, (0, 2)), "head_layers=2.*head_dim=0"),
+    (("mean", "relu", "", 2, (4, 1)), "pair.*''.*concat, nli, symmetric"),
+    (("mean", "relu", "nli", 1, (4, 1)), "interaction='nli'.*pairs"),
   ],
 )
 def test_heads_check_refuses_wrong_options(options, message):

@@ -72,7 +72,7 @@ def test_read_config_refuses_fields_that_change_the_outputs(
 ):
   file = written(tmp_path, kind, **{field: value})
   name = "architecture" if field == "architectures" else field
-  with pytest.raises(ValueError, match=f"{name}.*(:|\\.) "):
+  with pytest.raises(ValueError, match=name):
     huggingface.read_config(file)
 
 

@@ -67,7 +67,7 @@ def test_inverse_starts_from_any_layer():
   for layer in (1, 2, 3):
     x = inverse.inverse(model, params, hidden[layer], side, layer=layer)
     chex.assert_trees_all_close(x, hidden[0], atol=1e-5)
-  with pytest.raises(ValueError, match="layer=4: choose one of 1 to 3"):
+  with pytest.raises(ValueError, match="layer=4.*1.*3"):
     inverse.inverse(model, params, hidden[-1], side, layer=4)
 
 
@@ -117,7 +117,7 @@ def test_layer_constants_divide_the_rate_of_the_certified_gate():
 @pytest.mark.slow
 def test_inverse_refuses_half_precision():
   model, params = build(2, dtype="bfloat16")
-  with pytest.raises(ValueError, match="computes in bfloat16.*in_float32"):
+  with pytest.raises(ValueError, match="bfloat16.*in_float32"):
     inverse.forward(model, params, text())
   wide, same = models.in_float32(model), build(2)[0]
 
@@ -143,26 +143,26 @@ def test_a_large_token_does_not_end_the_work_on_others():
 def test_a_layer_that_contracts_too_weakly_is_refused():
   model, params = build(1, alpha=20.0)
   hidden, side = inverse.forward(model, params, text())
-  with pytest.raises(ValueError, match=r"layer 1 contracts too weakly.*steps"):
+  with pytest.raises(ValueError, match="layer 1.*max_steps"):
     inverse.inverse(model, params, hidden[-1], side)
   model, params = build(1, alpha=2.0)  # a = 0.96.
   hidden, side = inverse.forward(model, params, text())
-  with pytest.raises(ValueError, match=r"constant is 0\.96.*max_steps=50"):
+  with pytest.raises(ValueError, match=r"0\.96.*max_steps=50"):
     inverse.inverse(model, params, hidden[-1], side, max_steps=50)
   x = inverse.inverse(model, params, hidden[-1], side)
   chex.assert_trees_all_close(x, hidden[0], atol=1e-4)
   doubled = side._replace(shared=2 * side.shared)
-  with pytest.raises(ValueError, match="no inverse is guaranteed"):
+  with pytest.raises(ValueError, match=r"layer 1.*1\.92806"):
     inverse.inverse(model, params, hidden[-1], doubled)
 
 
 def test_inverse_refuses_values_that_are_not_finite():
   model, params = build(2)
   hidden, side = inverse.forward(model, params, text())
-  with pytest.raises(ValueError, match=r"Layer 2 could not be undone"):
+  with pytest.raises(ValueError, match="[Ll]ayer 2.*finite"):
     inverse.inverse(model, params, jnp.nan * hidden[-1], side)
   y = hidden[-1].at[0, 3, 1].set(jnp.nan)
-  with pytest.raises(ValueError, match=r"Layer 2 could not be undone.*by nan"):
+  with pytest.raises(ValueError, match="[Ll]ayer 2.*nan"):
     inverse.inverse(model, params, y, side)
 
 

@@ -98,11 +98,11 @@ def test_language_model_stores_tied_tables_once():
 
 
 def test_build_refuses_language_models_without_causal_form():
-  with pytest.raises(ValueError, match=r"no causal form.*performer"):
+  with pytest.raises(ValueError, match="'linformer'.*performer"):
     build("linformer")
-  with pytest.raises(ValueError, match="sees what it predicts"):
+  with pytest.raises(ValueError, match="mixer.causal=False"):
     build(mixer={"causal": False})
-  with pytest.raises(ValueError, match="takes sequences"):
+  with pytest.raises(ValueError, match="'language_model'.*images"):
     build(image=(8, 8, 3), patch_size=4)
   for option, value in (
     ("pool", "cls"),
@@ -110,11 +110,11 @@ def test_build_refuses_language_models_without_causal_form():
     ("head_init_std", 0.02),
     ("head_dropout_rate", 0.1),
   ):
-    with pytest.raises(ValueError, match=f"{option}={value!r}.*classifiers"):
+    with pytest.raises(ValueError, match=f"{option}={value!r}"):
       build(**{option: value})
   with pytest.raises(ValueError, match=r"'bound'.*tied"):
     build(head={"bound": True})
-  with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in"):
+  with pytest.raises(ValueError, match="dropout_rate=1.0"):
     models.shapes(build(head={"dropout_rate": 1.0}))
   with pytest.raises(ValueError, match=r"cutoffs=\(40,\)"):
     models.shapes(build(embedding={"cutoffs": (40,)}))

@@ -51,7 +51,7 @@ def test_every_model_refuses_a_sequence_of_no_tokens(name, objective):
   model = models.build(
     name, **sizes, objective=objective, mixer=SMALL.get(name, {})
   )
-  with pytest.raises(UserError, match=r"shape \(2, 0\) have no tokens"):
+  with pytest.raises(UserError, match=r"\(2, 0\).*tokens"):
     model.init(jax.random.key(0), jnp.zeros((2, 0), jnp.int32), train=False)
 
 

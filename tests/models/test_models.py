@@ -198,7 +198,7 @@ def test_mixer_defaults_apply_where_a_mixer_has_the_option():
   assert given["num_heads"] == 1
   biased = {"mixer_defaults": {"use_bias": True}}  # Its own default is False.
   assert "use_bias" not in heads_of("linearized", **biased)
-  with pytest.raises(ValueError, match=r"mixer_defaults 'num_head'.*num_heads"):
+  with pytest.raises(ValueError, match="mixer_defaults.*'num_head'.*num_heads"):
     heads_of("transformer", mixer_defaults={"num_head": 4})
 
 
@@ -234,30 +234,30 @@ def test_shapes_equal_those_of_init(name):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"name": "transjct"}, "model 'transjct'.*Did you mean 'transject'"),
-    ({"pool": "min"}, "pool 'min'.*first, max, mean"),
-    ({"dtype": "float16"}, "dtype 'float16'.*bfloat16, float32"),
+    ({"name": "transjct"}, "model.*'transjct'.*'transject'"),
+    ({"pool": "min"}, "pool.*'min'.*first, max, mean"),
+    ({"dtype": "float16"}, "dtype.*'float16'.*bfloat16, float32"),
     ({"num_layers": 0}, "num_layers=0"),
-    ({"d_model": 0}, "d_model=0 is not in"),
-    ({"max_len": 0}, "max_len=0: a sequence has"),
-    ({"num_classes": 0}, "num_classes=0: choose at least one"),
-    ({"head_dim": -4}, "head_dim=-4 is not in"),
+    ({"d_model": 0}, "d_model=0"),
+    ({"max_len": 0}, "max_len=0"),
+    ({"num_classes": 0}, "num_classes=0.*'classification'"),
+    ({"head_dim": -4}, "head_dim=-4"),
     ({"embedding": {"init_std": float("inf")}}, "embedding.init_std=inf"),
-    ({"block": {"final_norm": True}}, "option of block 'injective' 'final_no"),
+    ({"block": {"final_norm": True}}, "block.*'injective'.*'final_no"),
     (
       {"name": "transformer", "block": {"mlp_dim": -1}},
-      "block.mlp_dim=-1 is not in",
+      "block.mlp_dim=-1",
     ),
-    ({"orthogonal_map": "qr"}, "orthogonal map 'qr'"),
+    ({"orthogonal_map": "qr"}, "map.*'qr'"),
     (
       {"mixer": {"num_heads": 2}},
-      "option of mixer 'transject' 'num_heads'.*num_experts",
+      "mixer.*'transject'.*'num_heads'.*num_experts",
     ),
-    ({"block": {"mlp_dim": 2}}, "option of block 'injective' 'mlp_dim'"),
+    ({"block": {"mlp_dim": 2}}, "block.*'injective'.*'mlp_dim'"),
     # Values are checked too, before there are data.
     (
       {"name": "transformer", "mixer": {"num_heads": 3}},
-      "num_heads=3 does not divide d_model=8",
+      "num_heads=3.*d_model=8",
     ),
     ({"name": "linformer", "mixer": {"rank": 25}}, "rank=25.*max_len=24"),
     ({"name": "local", "mixer": {"block_size": 0}}, "block_size=0"),
@@ -267,29 +267,29 @@ def test_shapes_equal_those_of_init(name):
     ),
     (
       {"name": "nystromformer", "mixer": {"num_landmarks": 25}},
-      "num_landmarks=25 is not in 1 to max_len=24",
+      "num_landmarks=25.*1.*max_len=24",
     ),
-    ({"name": "local", "mixer": {"causal": "no"}}, "causal='no'.*type bool"),
+    ({"name": "local", "mixer": {"causal": "no"}}, "causal='no'.*bool"),
     ({"name": "local", "mixer": {"block_size": 4.0}}, "block_size=4.0.*int"),
     (
       {"name": "local", "mixer": {"dropout_rate": 1.5}},
-      r"dropout_rate=1.5 is not in \[0, 1\)",
+      r"dropout_rate=1.5.*\[0, 1\)",
     ),
     (
       {"name": "synthesizer", "mixer": {"redraw": True}},
-      "redraw=True: this mixer draws nothing",
+      "seed=0.*redraw=True",
     ),
     (
       {"name": "performer", "mixer": {"dropout_rate": 0.1}},
-      "option of mixer 'performer' 'dropout_rate'.*num_features",
+      "mixer.*'performer'.*'dropout_rate'.*num_features",
     ),
     (
       {"name": "bigbird", "mixer": {"causal": True}},
-      "mixer 'bigbird' has no causal form.*kernelized, linear, linearized",
+      "'bigbird'.*causal.*kernelized, linear, linearized",
     ),
     (
       {"name": "random_transject", "mixer": {"sigma": "eigenvalues"}},
-      "option of mixer 'transject' 'sigma'",
+      "mixer.*'transject'.*'sigma'",
     ),
   ],
 )

@@ -102,12 +102,12 @@ def test_load_accepts_another_image_size_and_classes():
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"d_model": 24}, r"layer_0/mixer/key/kernel is \(24, 3, 8\)"),
-    ({"num_layers": 3}, r"16 tensors differ.*layer_2.* is not in the file"),
-    ({"num_layers": 1}, r"layer.1.* is in the file alone"),
-    ({"block": {"mlp_dim": 12}}, r"up/kernel is \(12, 12\), but .*\(24, 12\)"),
+    ({"d_model": 24}, r"layer_0/mixer/key/kernel .*\(24, 3, 8\)"),
+    ({"num_layers": 3}, "16 tensors.*layer_2"),
+    ({"num_layers": 1}, r"16 tensors.*encoder\.layer\.1"),
+    ({"block": {"mlp_dim": 12}}, r"up/kernel .*\(12, 12\).*\(24, 12\)"),
     ({"patch_size": 8}, "patches/kernel"),
-    ({"mixer": {"use_bias": False}}, "query.bias.* is in the file alone"),
+    ({"mixer": {"use_bias": False}}, r"8 tensors.*query\.bias"),
   ],
 )
 def test_load_refuses_another_architecture_by_its_tensors(changes, message):
@@ -118,11 +118,11 @@ def test_load_refuses_another_architecture_by_its_tensors(changes, message):
 def test_load_compares_heads_even_if_shapes_fit():
   model, start = pretrained.load(HERE / "vit", mixer={"num_heads": 2})
   assert models.size(model)
-  with pytest.raises(ValueError, match="has 3 heads and the model 2"):
+  with pytest.raises(ValueError, match="3 heads.*num_heads=3"):
     pretrained.parameters(HERE / "vit", start)
   other, _ = pretrained.load(HERE / "bert")
   ids = initial.params(other, IDS)
-  with pytest.raises(ValueError, match="tensors differ"):
+  with pytest.raises(ValueError, match="(?s)embedding/norm/bias"):
     pretrained.parameters(HERE / "vit", ids)
 
 
@@ -179,7 +179,9 @@ def with_fields(folder, kind, **fields):
 
 def test_load_refuses_positions_unlike_the_config(tmp_path):
   folder = with_fields(tmp_path / "a", "bert", max_position_embeddings=8)
-  with pytest.raises(ValueError, match="1 tensors differ.*\n.*positions"):
+  with pytest.raises(
+    ValueError, match=r"(?s)embedding/positions .*\(8, 12\).*\(9, 12\)"
+  ):
     pretrained.load(folder)
 
 
@@ -189,7 +191,7 @@ def test_load_refuses_positions_unlike_the_config(tmp_path):
 def test_load_does_not_take_the_head_of_another_task(name, tmp_path):
   architectures = [f"BertFor{name}"]
   folder = with_fields(tmp_path / "a", "bert", architectures=architectures)
-  with pytest.raises(ValueError, match=rf"{name}\).*give num_classes=N"):
+  with pytest.raises(ValueError, match=rf"{name}\).*num_classes=N"):
     pretrained.load(folder)
   _, start = pretrained.load(folder, num_classes=3)
   chosen = pretrained.take(folder, start)
@@ -201,24 +203,24 @@ def test_load_does_not_take_the_head_of_another_task(name, tmp_path):
   config = json.loads((folder / "config.json").read_text())
   del config["architectures"]
   (folder / "config.json").write_text(json.dumps(config))
-  with pytest.raises(ValueError, match="does not classify whole texts"):
+  with pytest.raises(ValueError, match="no architecture.*num_classes=N"):
     pretrained.load(folder)
 
 
 def test_load_refuses_incomplete_folders(tmp_path):
-  with pytest.raises(ValueError, match=r"There is no .*config.json"):
+  with pytest.raises(ValueError, match=f"{tmp_path}/config.json"):
     pretrained.load(tmp_path)
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   config = json.loads((HERE / "vit" / "config.json").read_text())
   for field, value, message in (
-    ("model_type", "swin", r"model_type in .* 'swin'.*bert, deit, vit"),
-    ("model_type", ["vit"], r"model_type in .* \['vit'\].*bert, deit, vit"),
-    ("hidden_act", "mish", "hidden_act='mish'.*one of gelu, "),
-    ("hidden_size", "12", "hidden_size='12' in .* is not a positive integer"),
-    ("patch_size", None, "patch_size=None in .* is not a positive integer"),
-    ("num_hidden_layers", 0, "num_hidden_layers=0 in "),
-    ("layer_norm_eps", float("nan"), "layer_norm_eps=nan in "),
-    ("id2label", 3, "id2label in .* is not an object"),
+    ("model_type", "swin", "model_type.*'swin'.*bert, deit, vit"),
+    ("model_type", ["vit"], r"model_type.*\['vit'\].*bert, deit, vit"),
+    ("hidden_act", "mish", "hidden_act='mish'.*gelu"),
+    ("hidden_size", "12", "hidden_size='12'.*config.json"),
+    ("patch_size", None, "patch_size=None.*config.json"),
+    ("num_hidden_layers", 0, "num_hidden_layers=0.*config.json"),
+    ("layer_norm_eps", float("nan"), "layer_norm_eps=nan.*config.json"),
+    ("id2label", 3, "id2label.*config.json"),
   ):
     text = json.dumps(config | {field: value})
     (tmp_path / "vit" / "config.json").write_text(text)
@@ -227,7 +229,7 @@ def test_load_refuses_incomplete_folders(tmp_path):
   (tmp_path / "vit" / "config.json").write_text(json.dumps(config))
   for text in ("", "{", "[]", '{"model_type": "vit"}', "[" * 100_000):
     (tmp_path / "vit" / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config.json .*Fetch it again"):
+    with pytest.raises(ValueError, match="vit/config.json"):
       pretrained.load(tmp_path / "vit")
 
 
@@ -241,7 +243,7 @@ WHOLE = (HERE / "vit" / "model.safetensors").read_bytes()
 def test_load_names_a_damaged_file_of_weights(tmp_path, content):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   (tmp_path / "vit" / "model.safetensors").write_bytes(content)
-  message = r"vit/model.safetensors cannot be read \(.*Fetch the file again"
+  message = "vit/model.safetensors"
   with pytest.raises(ValueError, match=message):
     pretrained.load(tmp_path / "vit")
 
@@ -251,7 +253,7 @@ def test_load_refuses_weights_in_several_files(tmp_path, content):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   (tmp_path / "vit" / "model.safetensors").unlink()
   (tmp_path / "vit" / "model.safetensors.index.json").write_text(content)
-  with pytest.raises(ValueError, match=r"index.json names several files, and"):
+  with pytest.raises(ValueError, match="index.json.*max_shard_size"):
     pretrained.load(tmp_path / "vit")
 
 
@@ -275,34 +277,47 @@ def test_load_refuses_values_that_are_not_finite(tmp_path, value):
     return x
 
   folder = changed(tmp_path / "vit", name, change)
-  message = f"vit/model.safetensors: 1 of 288 values of '{name}' are NaN or inf"
+  message = f"vit/model.safetensors.*1 of 288.*'{name}'"
   with pytest.raises(ValueError, match=message):
     pretrained.load(folder)
 
 
 @pytest.mark.parametrize(
-  ("kind", "name", "change"),
+  ("kind", "part", "name", "change"),
   [
-    ("vit", "vit.embeddings.position_embeddings", lambda x: x.sum()[None][0:0]),
-    ("vit", "vit.embeddings.position_embeddings", lambda x: x.sum()),
     (
       "vit",
+      "positions",
+      "vit.embeddings.position_embeddings",
+      lambda x: x.sum()[None][0:0],
+    ),
+    (
+      "vit",
+      "positions",
+      "vit.embeddings.position_embeddings",
+      lambda x: x.sum(),
+    ),
+    (
+      "vit",
+      "patches/kernel",
       "vit.embeddings.patch_embeddings.projection.weight",
       lambda x: np.ascontiguousarray(x.transpose(2, 3, 1, 0)),
     ),
     (
       "bert",
+      "tokens/embedding",
       "bert.embeddings.word_embeddings.weight",
       lambda x: np.ascontiguousarray(x.T),
     ),
     (
       "bert",
+      "positions",
       "bert.embeddings.token_type_embeddings.weight",
       lambda x: x[:, :1].copy(),
     ),
   ],
 )
-def test_load_refuses_transposed_tensors(tmp_path, kind, name, change):
+def test_load_refuses_transposed_tensors(tmp_path, kind, part, name, change):
   folder = changed(tmp_path / kind, name, lambda x: np.asarray(change(x)))
-  with pytest.raises(ValueError, match="1 tensors differ"):
+  with pytest.raises(ValueError, match=f"(?s)1 tensors.*embedding/{part} "):
     pretrained.load(folder)

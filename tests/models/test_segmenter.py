@@ -143,7 +143,7 @@ def test_unit_of_a_zero_vector_has_a_finite_gradient():
 def test_segmenter_refuses_wrong_options():
   with pytest.raises(ValueError, match=r"patch_size=5.*12 x 8"):
     build(patch_size=5)
-  with pytest.raises(ValueError, match="takes images"):
+  with pytest.raises(ValueError, match="[Ss]egmentation.*images.*sequences"):
     models.build(
       "transformer",
       vocab_size=9,
@@ -155,11 +155,11 @@ def test_segmenter_refuses_wrong_options():
     )
   with pytest.raises(ValueError, match=r"'depth'.*num_layers"):
     build(head={"depth": 2})
-  with pytest.raises(ValueError, match=r"dropout_rate=1.0 is not in"):
+  with pytest.raises(ValueError, match="dropout_rate=1.0"):
     build(head={"mixer_defaults": {"dropout_rate": 1.0}})
-  with pytest.raises(ValueError, match=r"pool='padded_mean'.*classifiers"):
+  with pytest.raises(ValueError, match="pool='padded_mean'"):
     build(pool="padded_mean")
-  with pytest.raises(ValueError, match=r"cutoffs=\(3,\).*patches"):
+  with pytest.raises(ValueError, match=r"cutoffs=\(3,\)"):
     models.shapes(build(embedding={"cutoffs": (3,)}))
-  with pytest.raises(ValueError, match="head.num_layers=0 is not in"):
+  with pytest.raises(ValueError, match="head.num_layers=0"):
     build(head={"num_layers": 0})

@@ -56,9 +56,9 @@ def test_sentence_dropout_differs_within_a_pair():
 @pytest.mark.parametrize(
   ("name", "options", "message"),
   [
-    ("transformer", {"interaction": "nli"}, "compared by their cosine"),
-    ("transformer", {"pool_norm": "layer"}, "are of classifiers"),
-    ("rglru", {"pool": "cls"}, "puts a token in front"),
+    ("transformer", {"interaction": "nli"}, "interaction='nli'.*cosine"),
+    ("transformer", {"pool_norm": "layer"}, "pool_norm='layer'"),
+    ("rglru", {"pool": "cls"}, """pool="cls".*'rglru'"""),
   ],
 )
 def test_sentence_model_refuses_wrong_options(name, options, message):

@@ -54,10 +54,10 @@ def test_span_model_adds_a_segment_vector_to_the_second_part(built):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"vocab_size": 0, "separator": 0}, "'spans' takes texts"),
-    ({"separator": 20}, "separator=20 is no id of a vocabulary of 20"),
-    ({"head_dim": 4}, "head_dim=4.* are of classifiers"),
-    ({"head": {"tied": True}}, "option of head 'tied'"),
+    ({"vocab_size": 0, "separator": 0}, "'spans'.*texts"),
+    ({"separator": 20}, "separator=20.*20"),
+    ({"head_dim": 4}, "head_dim=4"),
+    ({"head": {"tied": True}}, "head.*'tied'"),
   ],
 )
 def test_span_model_refuses_wrong_options(options, message):

@@ -121,17 +121,17 @@ def test_transplant_of_softmax_into_neutreno():
   got = begun(source, start, same_task=True)
   assert got.new == ("encoder/layer_1/mixer/fidelity",)
   # And what is learned is not thrown away on the way back.
-  with pytest.raises(ValueError, match="fidelity.* is there alone"):
+  with pytest.raises(ValueError, match="layer_1/mixer/fidelity"):
     begun(start, source)
 
 
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"d_model": 16}, "layer_0/mixer/out/kernel is .* there, not"),
-    ({"num_layers": 2}, r"(?s)tensors differ.*layer_1.* is not there"),
-    ({"block": {"mlp_dim": 4}}, r"down/kernel is .* there"),
-    ({"positions": "learned"}, r"embedding/positions .* is not there"),
+    ({"d_model": 16}, "layer_0/mixer/out/kernel"),
+    ({"num_layers": 2}, "(?s)16 tensors.*layer_1"),
+    ({"block": {"mlp_dim": 4}}, "down/kernel"),
+    ({"positions": "learned"}, "embedding/positions"),
   ],
 )
 def test_transplant_refuses_another_architecture_by_its_arrays(
@@ -159,7 +159,7 @@ def test_transplant_resizes_the_vocabulary():
 
 def test_transplant_refuses_another_vocabulary_of_the_same_size():
   (_, source), (_, start) = built(), built(seed=1)
-  with pytest.raises(ValueError, match="id 2 is 'B' there and 'b' here"):
+  with pytest.raises(ValueError, match="id 2.*'B'.*'b'"):
     begun(source, start, source_vocabulary=tuple("_aBcdefgh"))
 
 
@@ -196,13 +196,13 @@ def test_transplant_refuses_adaptive_tables_of_another_vocabulary():
   options = {"objective": "language_model", "num_classes": 0}
   options["embedding"] = {"cutoffs": (3, 6)}
   (_, source), (_, start) = (built(seed=s, **options) for s in (0, 1))
-  with pytest.raises(ValueError, match="has another vocabulary"):
+  with pytest.raises(ValueError, match="id 0.*'h'.*'_'"):
     begun(source, start, source_vocabulary=LETTERS[::-1])
 
 
 def test_transplant_refuses_another_width():
   (_, source), (_, start) = built(), built(d_model=16)
-  with pytest.raises(ValueError, match=r"(?s)differ.*tokens/embedding is"):
+  with pytest.raises(ValueError, match="(?s)tokens/embedding"):
     begun(source, start)
 
 
@@ -222,7 +222,7 @@ def test_resize_positions_interpolates_a_grid_and_refuses_others():
     module.resize_positions(flat, 37)[1:], 2, atol=1e-5
   )
   for count in (18, 16):
-    with pytest.raises(ValueError, match=f"17 positions cannot become {count}"):
+    with pytest.raises(ValueError, match=f"17 positions.*{count}"):
       module.resize_positions(table, count)
 
 

@@ -86,8 +86,8 @@ class Owner(nn.Module):
 @pytest.mark.parametrize(
   ("block", "message"),
   [
-    ({"mlp_dim": 12}, "12 must be a multiple of 8"),
-    ({"mlp_dim": 16, "init_std": 0.02}, "leave one of the two out"),
+    ({"mlp_dim": 12}, r"\(8, 12\).*multiple of 8"),
+    ({"mlp_dim": 16, "init_std": 0.02}, "init_std=0.02.*orthogonal=True"),
   ],
 )
 def test_orthogonal_kernels_refuse_wrong_shapes(block, message):

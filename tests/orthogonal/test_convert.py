@@ -48,7 +48,7 @@ def test_parameters_with_a_base_reach_other_matrices(name):
 
 @pytest.mark.parametrize("name", ["cayley", "householder"])
 def test_parameters_refuse_matrices_a_map_cannot_reach(name):
-  with pytest.raises(ValueError, match=r"Matrix 0 .*Give a base.*'expm'"):
+  with pytest.raises(ValueError, match="[Mm]atrix 0 .*base.*'expm'"):
     orthogonal.parameters(np.diag([-1.0, -1.0, 1.0]), name)
 
 
@@ -62,14 +62,14 @@ def test_parameters_of_expm_reach_half_turns():
 @pytest.mark.parametrize("name", sorted({*MAPS} - {"matrix"}))
 def test_parameters_refuse_reflections_without_a_base(name):
   mirror = np.diag([1.0, -1.0, 1.0])
-  with pytest.raises(ValueError, match=r"determinant -1.*Give a base"):
+  with pytest.raises(ValueError, match="determinant -1.*base"):
     orthogonal.parameters(mirror, name)
   a = orthogonal.parameters(mirror, name, base=mirror)
   np.testing.assert_allclose(mapped(a, name, mirror), mirror, atol=1e-12)
 
 
 def test_parameters_refuse_matrices_that_are_not_orthogonal():
-  with pytest.raises(ValueError, match=r"Matrix 1 is not orthogonal.*polar"):
+  with pytest.raises(ValueError, match="[Mm]atrix 1 .*orthogonal.*polar"):
     orthogonal.parameters(np.stack([np.eye(3), 2 * np.eye(3)]), "expm")
-  with pytest.raises(ValueError, match="orthogonal map 'qr'.*cayley"):
+  with pytest.raises(ValueError, match="map.*'qr'.*cayley"):
     orthogonal.parameters(np.eye(3), "qr")

@@ -86,12 +86,12 @@ def test_accelerator_hours_follow_from_the_named_rate(
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("h101", "Unknown accelerator 'h101'.*h100"),
+    ("h101", "accelerator.*'h101'.*h100"),
     ("h100-8", "h100:8"),
-    ("h100:0", "a number of chips"),
-    ("h100:", "a number of chips"),
-    ("v4-3", "a slice of TPUs such as v4-8"),
-    ("v4:x", "a number of chips"),
+    ("h100:0", "h100:0: .*h100:8"),
+    ("h100:", "h100:: .*h100:8"),
+    ("v4-3", "--accelerator=v4-3.*v4-8"),
+    ("v4:x", "v4:x: .*v4:4"),
   ],
 )
 def test_accelerator_rate_refuses_unknown_accelerators(name, message):

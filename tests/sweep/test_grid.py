@@ -17,7 +17,7 @@ def test_expand_gives_every_combination():
   assert len({cell.folder for cell in cells}) == 4
 
 
-def test_a_cell_names_its_config_and_its_folder():
+def test_cell_names_its_config_and_folder():
   (cell,) = grid.expand(["configs/lra/text.py"], [])
   assert cell.spec == "configs/lra/text.py"
   assert cell.folder.as_posix() == "lra_text"

@@ -121,18 +121,18 @@ def test_make_cells_of_chosen_models_at_size_tiny(tmp_path):
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: plans.find_plan("4"), "Unknown table '4'.*transject_1"),
+    (lambda: plans.find_plan("4"), "table.*'4'.*transject_1"),
     (
       lambda: plans.make_cells(plans.PLANS["neutreno_2"], None, size="tiny"),
-      "has one size",
+      "--size=tiny.*one size",
     ),
     (
       lambda: plans.make_cells(plans.find_plan("1"), None, models=["bigbird"]),
-      "Unknown model of the table 'bigbird'.*linformer",
+      "model.*'bigbird'.*linformer",
     ),
     (
       lambda: plans.make_cells(plans.find_plan("1"), Path("nowhere")),
-      "--archives=nowhere is not a folder",
+      "--archives=nowhere",
     ),
   ],
 )

@@ -22,7 +22,7 @@ def test_split_budget_divides_without_rest(total, share):
 
 
 def test_split_budget_refuses_one_step():
-  with pytest.raises(ValueError, match="cannot be divided"):
+  with pytest.raises(ValueError, match=r"config.total_steps=1\b"):
     split_budget(1, 0.5)
 
 
@@ -37,9 +37,9 @@ def test_ways_combine_objectives_and_shares_with_scratch_once():
     "causal_0.5",
   ]
   for objectives, shares, message in (
-    (["mask"], [0.5], "Unknown objective"),
-    (["masked"], [1], r"1 is not in \[0, 1\)"),
-    ([], [0.5], "nothing to run"),
+    (["mask"], [0.5], "objective.*'mask'.*masked"),
+    (["masked"], [1], r"--shares.*\b1 .*\[0, 1\)"),
+    ([], [0.5], "--objectives.*--shares"),
   ):
     with pytest.raises(ValueError, match=message):
       ways(objectives, shares)
@@ -155,12 +155,12 @@ def test_pretrain_command_skips_fine_tuning_of_a_failed_run(runs, tmp_path):
   masked = f"{SPEC},objective=masked"
   runs.broken[masked] = 3
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
-  with pytest.raises(SystemExit, match=r"(?s)runs that failed.*pretraining.*3"):
+  with pytest.raises(SystemExit, match="masked_0.5/pretraining.*: 3"):
     pretrain.main(argv)
   assert runs.commands == [(SPEC, 0), (masked, 0)]
 
 
 def test_pretrain_command_refuses_malformed_fields(tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}", "--tuning=lower"]
-  with pytest.raises(SystemExit, match="--tuning=lower: write FIELD=VALUE"):
+  with pytest.raises(SystemExit, match="--tuning=lower.*FIELD=VALUE"):
     pretrain.main(argv)

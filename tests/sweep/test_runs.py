@@ -32,7 +32,7 @@ def test_sweep_refuses_results_of_another_config(runs, tmp_path):
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
   argv.append("--config.schedule.warmup_steps=2")
   sweep.main([*argv, "--config.total_steps=5"])
-  with pytest.raises(SystemExit, match="json.:\n  total_steps: 5 -> 6"):
+  with pytest.raises(SystemExit, match="(?s)results.json.*total_steps: 5 -> 6"):
     sweep.main([*argv, "--config.total_steps=6", "--seeds=1,0"])
   assert len(runs.commands) == 1
   sweep.main([*argv, "--config.total_steps=5", "--config.data_dir=elsewhere"])
@@ -42,16 +42,18 @@ def test_sweep_refuses_results_of_another_config(runs, tmp_path):
 def test_sweep_refuses_results_of_other_data(runs, tmp_path):
   argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
   sweep.main([*argv, "--config.task.archive=one"])
-  with pytest.raises(SystemExit, match="protocol:\n  data: 'one' -> 'two'"):
+  with pytest.raises(
+    SystemExit, match="(?s)results.json.*data: 'one' -> 'two'"
+  ):
     sweep.main([*argv, "--config.task.archive=two"])
   assert len(runs.commands) == 1
 
 
 def test_sweep_checks_data_before_running(tmp_path):
   argv = ["--config", "configs/lm/text.py", f"--workdir={tmp_path}"]
-  with pytest.raises(SystemExit, match="error: A language model needs a text"):
+  with pytest.raises(SystemExit, match="text.*--config.task.archive"):
     sweep.main(argv)
-  with pytest.raises(SystemExit, match="There is no .*nowhere"):
+  with pytest.raises(SystemExit, match="error.*nowhere"):
     sweep.main([*argv, "--config.task.archive=nowhere"])
 
 
@@ -92,7 +94,7 @@ def test_sweep_tunes_by_the_selection_split_of_the_first_seed(
 def test_sweep_continues_after_a_failed_run(runs, tmp_path, capsys):
   runs.broken[f"{SPEC},model=local"] = 1
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
-  with pytest.raises(SystemExit, match=r"failed.*\n.*model=local.seed_0: 1"):
+  with pytest.raises(SystemExit, match="model=local.seed_0: 1"):
     sweep.main([*argv, "--grid=model=local,sparse"])
   assert len(runs.commands) == 2
   assert "| 50.00 | 0 |" in capsys.readouterr().out
@@ -100,7 +102,7 @@ def test_sweep_continues_after_a_failed_run(runs, tmp_path, capsys):
   sweep.main([*argv, "--tune=model=local,sparse", "--seeds=0,1"])
   assert runs.commands[-1] == (f"{SPEC},model=sparse", 1)
   assert "left out: " in capsys.readouterr().out
-  with pytest.raises(SystemExit, match="failed"):
+  with pytest.raises(SystemExit, match="model=local.seed_0: 1"):
     sweep.main([*argv, "--tune=model=local"])
 
 
@@ -136,7 +138,7 @@ def test_sweep_names_missing_data_and_runs_the_rest(
   argv += [f"--workdir={tmp_path}"]
   sweep.main(argv)
   said = capsys.readouterr()
-  assert "configs/lra/text.py: No archive of Text." in said.err
+  assert "configs/lra/text.py: No archive of Text" in said.err
   assert "| 50.00 | 0 |" in said.out
   assert [spec for spec, _ in runs.commands] == [SPEC]
   with pytest.raises(SystemExit) as stopped:
@@ -170,7 +172,7 @@ def test_sweep_fails_only_the_run_whose_results_changed(
 
   monkeypatch.setattr(Sweep, "train", train)
   argv = ["--config", SPEC, f"--workdir={tmp_path}"]
-  with pytest.raises(SystemExit, match=r"model=local.seed_0: .*results.json"):
+  with pytest.raises(SystemExit, match="model=local.seed_0.*results.json"):
     sweep.main([*argv, "--grid=model=local,sparse"])
   assert "| 50.00 | 0 |" in capsys.readouterr().out
 
@@ -183,34 +185,40 @@ def test_find_ends_returns_the_extreme_values_tried():
 @pytest.mark.parametrize(
   ("argv", "message"),
   [
-    (["--grid=model"], "not an axis of a grid"),
-    (["--grid=model=local,"], "not an axis of a grid"),
-    (["--grid=model=local,local"], "twice"),
-    (["--grid=model=local", "--tune=model=sparse"], "model is an axis twice"),
-    (["--grid=size=paper"], "size stands in .* and in the grid"),
-    (["--config", f"{SPEC},size=paper"], "size stands in .* twice"),
-    (["--config", f"{SPEC},seed=1"], "give --seeds"),
-    (["--config", SPEC], "are one run"),
-    (["--grid=model=local,sparse", "--config.model.name=local"], "one run"),
-    (["--seeds=0,0"], "seeds that differ"),
-    (["--seeds=0,-1"], "not negative"),
-    (["--grid=seed=1"], "give --seeds"),
-    (["--config.seed=1"], "give --seeds"),
+    (["--grid=model"], "'model'.*KEY=VALUE"),
+    (["--grid=model=local,"], "'model=local,'.*KEY=VALUE"),
+    (["--grid=model=local,local"], "'model=local,local'"),
+    (["--grid=model=local", "--tune=model=sparse"], "model.*twice"),
+    (["--grid=size=paper"], "size.*size=tiny and.*grid"),
+    (["--config", f"{SPEC},size=paper"], "size.*size=tiny,size=paper"),
+    (["--config", f"{SPEC},seed=1"], "seed=1.*--seeds"),
+    (["--config", SPEC], r"size=tiny and .*size=tiny\b"),
+    (
+      ["--grid=model=local,sparse", "--config.model.name=local"],
+      "model=local and .*model=sparse",
+    ),
+    (["--seeds=0,0"], "--seeds=0,0"),
+    (["--seeds=0,-1"], "--seeds=0,-1"),
+    (["--grid=seed=1"], "seed .*--seeds"),
+    (["--config.seed=1"], "seed.*--seeds"),
     (["--seeds=a"], "--seeds=a"),
-    (["--grid=modle=local"], "Did you mean 'model'"),
-    (["--grid=protocol=local"], "Unknown protocol 'local'"),
-    (["--config.totl_steps=1"], "Did you mean 'total_steps'"),
+    (["--grid=modle=local"], "'modle'.*'model'"),
+    (["--grid=protocol=local"], "protocol.*'local'"),
+    (["--config.totl_steps=1"], "'totl_steps'.*'total_steps'"),
     (["--config.total_steps=x"], "total_steps"),
-    (["--total_steps=1"], "not an option of a sweep"),
-    (["--grid=total_stepz=5"], "Unknown config argument 'total_stepz'"),
+    (["--total_steps=1"], "'--total_steps=1'"),
+    (["--grid=total_stepz=5"], "'total_stepz'"),
     (["--grid=task.max_lenn=5"], "max_lenn"),
     (["--grid=batch_size=0,1"], "batch_size=0"),
-    (["--grid=batch_size=2,1", "--config.batch_size=2"], "also an axis"),
-    (["--set=model=local"], "write WHERE:FIELD=VALUE"),
-    (["--set=size=tiny:"], "write WHERE:FIELD=VALUE"),
-    (["--set=size=tiny:model=local"], "model is not a field"),
-    (["--set=size=tiny:seed=1"], "seed is not a field"),
-    (["--set=size=paper:batch_size=1"], "no run .* size=paper.*listops,size="),
+    (
+      ["--grid=batch_size=2,1", "--config.batch_size=2"],
+      "--config.batch_size=2.*axis",
+    ),
+    (["--set=model=local"], "model=local: .*WHERE:FIELD=VALUE"),
+    (["--set=size=tiny:"], "size=tiny:: .*WHERE:FIELD=VALUE"),
+    (["--set=size=tiny:model=local"], "--set size=tiny:model=local"),
+    (["--set=size=tiny:seed=1"], "--set size=tiny:seed=1"),
+    (["--set=size=paper:batch_size=1"], "size=paper.*listops,size="),
   ],
 )
 def test_sweep_refuses_wrong_arguments_before_running(
@@ -230,7 +238,7 @@ def test_sweep_prints_one_line_at_ctrl_c(runs, tmp_path, monkeypatch, capsys):
   with pytest.raises(SystemExit, match="^130$"):
     sweep.main(["--config", SPEC, f"--workdir={tmp_path}"])
   said = capsys.readouterr().err.strip()
-  assert said.startswith("Interrupted. Run the same command again")
+  assert said.startswith("Interrupted")
   assert "\n" not in said
 
 

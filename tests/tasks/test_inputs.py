@@ -1,6 +1,7 @@
 """Texts and arrays as the inputs of a model, without a data set."""
 
 import json
+import re
 import warnings
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_inputs_batch_pads_and_checks_ids(data):
     st.lists(st.lists(st.integers(1, 256), max_size=12), min_size=1)
   )
   if max(map(len, rows)) > 10:
-    with pytest.raises(ValueError, match="at most 10 ids each, or cut them"):
+    with pytest.raises(ValueError, match=rf"int64 \[{len(rows)}, .*10 ids"):
       TEXT.batch(rows)
     return
   batch = TEXT.batch(rows)
@@ -70,13 +71,15 @@ def test_inputs_batch_refuses_pixels_of_another_size(shape, dtype, vocabulary):
   """RGB for a grey model, larger images, and single rows: 4 x 4 is right."""
   scale = None if vocabulary else [127.5, 127.5]
   inputs = Inputs(vocabulary, 16, reading={"first_id": 1, "scale": scale})
-  with pytest.raises(ValueError, match=r"another size|are not what"):
+  with pytest.raises(
+    ValueError, match=re.escape(f"{np.dtype(dtype)} {[*shape]}")
+  ):
     inputs.batch(np.ones(shape, dtype))
   assert inputs.batch(np.ones((2, 4, 4), np.uint8)).shape == (2, 16)
 
 
 def test_inputs_batch_refuses_numbers_beyond_float32():
-  with pytest.raises(ValueError, match=r"inputs\[1\] has .* not finite"):
+  with pytest.raises(ValueError, match=r"inputs\[1\].*finite"):
     Inputs((), 2).batch(np.array([[1.0, 2.0], [1e39, 0.0]]))
 
 
@@ -85,7 +88,7 @@ def test_inputs_batch_of_pairs():
   batch = pairs.batch([("ab", "c"), ("", "defg")])
   assert batch.shape == (2, 2, 4)
   assert pairs.decode(batch[1, 1]) == "defg"
-  with pytest.raises(ValueError, match=r"int32 \[b, 2, n\]"):
+  with pytest.raises(ValueError, match=r"\[2, 3, 4\].*int32 \[b, 2, n\]"):
     pairs.batch(np.ones((2, 3, 4), np.int32))
 
 
@@ -133,9 +136,9 @@ def test_inputs_batch_reads_columns_and_lone_surrogates(tokenizer):
 def test_inputs_batch_reads_lists_of_pixels_as_arrays():
   raw = np.array([[[0, 50], [100, 200]], [[1, 2], [3, 4]]], np.uint8)
   np.testing.assert_array_equal(PIXELS.batch([*raw]), PIXELS.batch(raw))
-  with pytest.raises(ValueError, match="all of one length"):
+  with pytest.raises(ValueError, match=r"\(2,\), \(3,\)"):
     PIXELS.batch([np.ones(3, np.float32), np.ones(2, np.float32)])
-  with pytest.raises(ValueError, match=r"float64 \[1\].*ids int32"):
+  with pytest.raises(ValueError, match=r"float64 \[1\].*int32"):
     TEXT.batch([[1.5], [2, 3]])
 
 
@@ -154,31 +157,31 @@ def test_inputs_batch_scales_pixels_only():
 @pytest.mark.parametrize(
   ("inputs", "x", "message"),
   [
-    (TEXT, "a text", "is one text: give a list of texts"),
+    (TEXT, "a text", "inputs='a text'.*list"),
     (TEXT, [], "no inputs"),
     (TEXT, np.ones((2, 0), np.int32), r"int32 \[2, 0\]"),
-    (TEXT, np.ones((2, 3)), r"float64 \[2, 3\].*ids int32 \[b, n\] below 257"),
-    (TEXT, [[1, 257]], "ids from 1 to 257"),
-    (TEXT, [[-1]], "ids from -1"),
-    (PIXELS, ["text"], "not text: give arrays, as numbers float32"),
-    (PIXELS, np.ones((2, 3), np.int32), "numbers float32"),
-    (COLOURS, np.ones((1, 3, 2, 3)), r"pixels uint8 \[b, 2, 2, 3\]"),
-    (COLOURS, np.full((1, 2, 2, 3), 256), "pixels uint8"),
+    (TEXT, np.ones((2, 3)), r"float64 \[2, 3\].*int32 \[b, n\].*257"),
+    (TEXT, [[1, 257]], "1 to 257.*257"),
+    (TEXT, [[-1]], "-1 to -1.*257"),
+    (PIXELS, ["text"], r"text.*float32 \[b, n\]"),
+    (PIXELS, np.ones((2, 3), np.int32), r"int32 \[2, 3\].*float32"),
+    (COLOURS, np.ones((1, 3, 2, 3)), r"uint8 \[b, 2, 2, 3\]"),
+    (COLOURS, np.full((1, 2, 2, 3), 256), r"int64 \[1, 2, 2, 3\].*uint8"),
     (COLOURS, ["a"], r"inputs\[0\]='a'"),
-    (COLOURS, [np.full((2, 2, 3), np.nan)], r"inputs\[0\] has numbers that"),
-    (PIXELS, [[0.0], [np.inf]], r"inputs\[1\] has numbers that are not finite"),
-    (TEXT, {"text": "good"}, "dict with the columns 'text'"),
-    (TEXT, [{"text": "good"}], r"inputs\[0\]=\{'text': 'good'\} is not what"),
-    (TEXT, {"good"}, "is set: give a list"),
-    (TEXT, b"good", "is one text"),
-    (TEXT, 3, "inputs is int: give a list"),
-    (TEXT, ["a", None], r"inputs\[1\]=None is not .*: give texts, or ids"),
+    (COLOURS, [np.full((2, 2, 3), np.nan)], r"inputs\[0\].*finite"),
+    (PIXELS, [[0.0], [np.inf]], r"inputs\[1\].*finite"),
+    (TEXT, {"text": "good"}, "dict.*'text'"),
+    (TEXT, [{"text": "good"}], r"inputs\[0\]=\{'text': 'good'\}"),
+    (TEXT, {"good"}, "inputs is set.*order"),
+    (TEXT, b"good", "inputs=b'good'.*list"),
+    (TEXT, 3, r"inputs is int\b"),
+    (TEXT, ["a", None], r"inputs\[1\]=None"),
     (TEXT, ["a", float("nan")], r"inputs\[1\]=nan"),
     (TEXT, [b"a"], r"inputs\[0\]=b'a'"),
     (TEXT, np.array([["a"], ["b"]]), r"inputs\[0\]=\['a'\]"),
-    (TEXT, [[1], [1 << 40]], "ids from 1 to 1099511627776"),
-    (PAIRS, ["ab", "cd"], r"inputs\[0\]='ab' is not a pair: give pairs of"),
-    (PAIRS, [("a", "b", "c")], "is not a pair"),
+    (TEXT, [[1], [1 << 40]], "1 to 1099511627776"),
+    (PAIRS, ["ab", "cd"], r"inputs\[0\]='ab'.*pair"),
+    (PAIRS, [("a", "b", "c")], r"\('a', 'b', 'c'\).*pair"),
     (PAIRS, [("a", None)], r"inputs\[0\]=None"),
   ],
 )
@@ -219,6 +222,6 @@ def test_inputs_of_word_pieces_need_their_tokenizer(tmp_path):
 
 
 def test_inputs_refuse_an_unknown_tokenizer():
-  with pytest.raises(ValueError, match="tokenizer 'letters'.*bytes"):
+  with pytest.raises(ValueError, match="tokenizer.*'letters'.*bytes"):
     Inputs(("_",), 3, tokenizer="letters").encode("a")
   assert {"bytes", "characters", "words", "listops"} <= TOKENIZERS.keys()

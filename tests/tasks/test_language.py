@@ -98,13 +98,13 @@ def test_language_task_holds_out_missing_splits_by_text(tmp_path):
 
 
 def test_language_task_refuses_unreadable_archives(folder, tmp_path):
-  with pytest.raises(ValueError, match=r"needs a text.*--archive"):
+  with pytest.raises(ValueError, match="text.*--archive"):
     tasks.get("language", data_dir=str(tmp_path))
-  with pytest.raises(ValueError, match="There is no .*nowhere"):
+  with pytest.raises(ValueError, match=f"{tmp_path}/nowhere"):
     load(tmp_path / "nowhere", tmp_path)
   with pytest.raises(ValueError, match=r"'letters'.*byte_pairs"):
     load(folder, tmp_path, tokens="letters")
-  with pytest.raises(ValueError, match="stride=9 is not in 1 to 4"):
+  with pytest.raises(ValueError, match="stride=9.*1.*4"):
     load(folder, tmp_path, stride=9)
   with pytest.raises(ValueError, match="max_len=0"):
     load(folder, tmp_path, max_len=0)
@@ -145,7 +145,7 @@ def test_language_task_reads_prepared_tensorflow_datasets(tmp_path, capsys):
     assert words.count("<eos>") == 5
   assert "train" in task.vocabulary
   assert "more" not in task.vocabulary
-  assert "name no split: more/000000000.txt" in capsys.readouterr().err
+  assert "more/000000000.txt" in capsys.readouterr().err
   # A second time from what was packed.
   again = load(folder, tmp_path, max_len=8)
   assert again.description() == task.description()
@@ -157,7 +157,7 @@ def test_language_task_refuses_a_prepared_set_of_several_texts(
   monkeypatch.setattr(Pages, "names", ("title", "body"))
   builder = Pages(data_dir=tmp_path / "sets", file_format="array_record")
   builder.download_and_prepare()
-  with pytest.raises(ValueError, match="and among them (body|title), "):
+  with pytest.raises(ValueError, match="pages.*(body|title), (body|title)"):
     load(tmp_path / "sets" / "pages" / "1.0.0", tmp_path)
 
 
@@ -194,10 +194,10 @@ def test_from_texts_holds_out_a_tenth():
 @pytest.mark.parametrize(
   ("texts", "message"),
   [
-    ("one text", "train has 1 texts.*give validation="),
-    ((["a"], ["b"]), r"train has \['a'\] of type list.*no labels"),
+    ("one text", r"\b1 texts.*validation="),
+    ((["a"], ["b"]), r"\['a'\].*list.*labels"),
     ([""] * 20, "train has no text"),
-    (["a"] * 20, "ten different texts"),
+    (["a"] * 20, "20 texts.*validation="),
   ],
 )
 def test_from_texts_refuses_what_is_no_text(texts, message):

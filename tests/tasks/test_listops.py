@@ -42,7 +42,7 @@ def test_listops_encode_reads_an_expression_as_the_task(tmp_path, protocol):
   want = task.splits["test"].batch(np.array([0]), len(ids))["inputs"][0]
   np.testing.assert_array_equal(ids, want)
   assert len(ids) == task.splits["test"].lengths()[0]
-  with pytest.raises(ValueError, match="'movie' is not a ListOps token"):
+  with pytest.raises(ValueError, match="'movie'.*ListOps"):
     task.encode("a movie"[2:])
 
 
@@ -79,13 +79,13 @@ def test_listops_task_reads_the_files_of_lra(tmp_path):
     read.splits["train"].tokens, task.splits["train"].tokens
   )
   assert read.info["source"] == "tsv"
-  with pytest.raises(ValueError, match="settings for generated data"):
+  with pytest.raises(ValueError, match="num_train=30.*generated"):
     load(tmp_path / "data", archive=str(tmp_path / "tsv"))
 
 
 def test_listops_task_refuses_an_unknown_protocol(tmp_path):
   with pytest.raises(
-    ValueError, match="protocol of listops 's5'.*lra, paper, s4, skyformer"
+    ValueError, match="protocol.*'s5'.*lra, paper, s4, skyformer"
   ):
     load(tmp_path, protocol="s5")
 

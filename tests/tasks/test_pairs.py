@@ -62,7 +62,7 @@ def test_pairs_task_description_depends_on_the_seed(tmp_path):
   "options", [{"distance": 256}, {"length": 20}, {"num_pairs": 65}]
 )
 def test_pairs_task_refuses_marks_that_do_not_fit(tmp_path, options):
-  with pytest.raises(ValueError, match=r"num_pairs=.*at most length / 4"):
+  with pytest.raises(ValueError, match="num_pairs=.*length / 4"):
     load(tmp_path, **options)
 
 
@@ -70,5 +70,5 @@ def test_pairs_tokenizer_reads_marks_as_text(tmp_path):
   task = load(tmp_path)
   read = inputs.TOKENIZERS[task.tokenizer](task.vocabulary, "")
   assert read("a. .b").tolist() == [2, 1, 1, 3]
-  with pytest.raises(ValueError, match="'c' is no mark: use . a b"):
+  with pytest.raises(ValueError, match=r"'c'.*\. a b"):
     read("a.c")

@@ -62,9 +62,9 @@ def test_pathfinder_task_reads_the_files_of_lra(tmp_path):
     num_images=10,
   )
   assert task.info["source"] == "pathfinder32"
-  with pytest.raises(ValueError, match="seed=3 is for generated data"):
+  with pytest.raises(ValueError, match="seed=3.*generated"):
     load(str(tmp_path), archive=str(tmp_path), seed=3)
-  with pytest.raises(ValueError, match="holds 10 .* instead of 11"):
+  with pytest.raises(ValueError, match="10 examples.*'easy'.*11"):
     load(
       str(tmp_path / "other"),
       archive=str(tmp_path / "pathfinder32"),

@@ -131,12 +131,12 @@ def test_read_csv_and_tsv_files(tmp_path, encoding, ending, mark):
 @pytest.mark.parametrize(
   ("content", "message"),
   [
-    ("text,label\ngood,1,2\n", "line 2: 3 fields, and 2 in the first row"),
-    ('text,label\n"good,1\n', "line 2.*unexpected end"),
-    ("text;label\ngood;1\n", "the columns 'text;label': name the inputs text"),
-    ("text,text\na,b\n", "'text', 'text': give every column a name"),
-    ("text,label\n", "0 inputs"),
-    ("caf\u00e9,label\n", r"rows.csv is not text in UTF-8 \(place 3\)"),
+    ("text,label\ngood,1,2\n", "rows.csv, line 2.*3 fields.*2"),
+    ('text,label\n"good,1\n', "rows.csv, line 2.*end of data"),
+    ("text;label\ngood;1\n", "'text;label'.*text1.*label"),
+    ("text,text\na,b\n", "rows.csv.*'text', 'text'"),
+    ("text,label\n", "0 inputs.*0 labels"),
+    ("caf\u00e9,label\n", "rows.csv.*UTF-8.*place 3"),
   ],
 )
 def test_read_refuses_wrong_files(tmp_path, content, message):
@@ -149,19 +149,22 @@ def test_read_refuses_wrong_files(tmp_path, content, message):
 @pytest.mark.parametrize(
   ("examples", "message"),
   [
-    ("reviews.parquet", "is neither .csv nor .tsv"),
-    ("nowhere.csv", "nowhere.csv is no file"),
-    ({"text": "good", "label": 1}, "'good' is one text"),
-    ({"train": Dataset(COLUMNS)}, r"dict of the tables 'train': .*\['train'\]"),
-    ({"title": TEXTS, "body": TEXTS, "label": LABELS}, "'title', 'body'"),
-    ({"text": TEXTS, "stars": LABELS}, "'text', 'stars'.*the labels label"),
+    ("reviews.parquet", r"reviews.parquet.*\.csv.*\.tsv"),
+    ("nowhere.csv", r"nowhere\.csv"),
+    ({"text": "good", "label": 1}, "train='good'.*list"),
+    ({"train": Dataset(COLUMNS)}, r"dict.*'train'.*\['train'\]"),
+    ({"title": TEXTS, "body": TEXTS, "label": LABELS}, "'title'.*'body'"),
+    ({"text": TEXTS, "stars": LABELS}, "'text', 'stars'.*label"),
     ({0: TEXTS, 1: LABELS}, "columns 0, 1"),
-    ([{"text": "a", "label": 0}, {"text": "b"}], "'text' in row 1"),
-    (["ab", "cd"], "list with the row 'ab' at 0"),
+    (
+      [{"text": "a", "label": 0}, {"text": "b"}],
+      "'label' in row 0.*'text' in row 1",
+    ),
+    (["ab", "cd"], "list.*'ab' at 0"),
     (b"ab", "train is bytes"),
-    (("abc", [0, 1, 0]), "'abc' is one text"),
-    (({*TEXTS}, LABELS), "is set: give a list"),
-    (({"text": TEXTS}, LABELS), "dict with the columns 'text'"),
+    (("abc", [0, 1, 0]), "train='abc'.*list"),
+    (({*TEXTS}, LABELS), "train is set.*order"),
+    (({"text": TEXTS}, LABELS), "dict.*'text'"),
   ],
 )
 def test_read_refuses_wrong_examples(examples, message):

@@ -42,14 +42,14 @@ def test_segmentation_baseline_is_one_class_everywhere(tmp_path):
 
 
 def test_segmentation_task_refuses_missing_archives_and_wrong_options(tmp_path):
-  with pytest.raises(ValueError, match="is not here and is a zip"):
+  with pytest.raises(ValueError, match="scene_parse150.*zip"):
     tasks.get("ade20k", data_dir=str(tmp_path))
   with pytest.raises(ValueError, match="window=0"):
     load(tmp_path, window=0)
-  with pytest.raises(ValueError, match="num_train=1 "):
+  with pytest.raises(ValueError, match=r"num_train=1\b"):
     load(tmp_path, num_train=1)
   counts = {"num_train": 20_210, "num_test": 2_000}
-  with pytest.raises(ValueError, match="12 training and 3 validation scenes"):
+  with pytest.raises(ValueError, match="12 training.*3 validation"):
     load(tmp_path, **counts)
 
 
@@ -59,5 +59,5 @@ def test_segmentation_task_does_not_call_a_part_the_published_set(tmp_path):
   for folder in ("tfds", "packed"):
     for part in (tmp_path / "data" / folder).glob("scene_parse150-12-3*"):
       part.rename(part.parent / part.name.replace("-12-3", ""))
-  with pytest.raises(ValueError, match=r"holds .*12.* scenes instead of"):
+  with pytest.raises(ValueError, match="'train': 12.*20210"):
     load(tmp_path, num_train=20_210, num_test=2_000)

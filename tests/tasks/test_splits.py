@@ -20,9 +20,7 @@ def test_hold_out_depends_on_keys_only():
   assert sorted(held.keys) == list(range(80, 100))
   assert sorted([*train.labels, *held.labels]) == list(range(100))
   assert (np.diff(held.labels) > 0).all()  # In the order of the data.
-  with pytest.raises(
-    ValueError, match="100 examples cannot be held out of 100"
-  ):
+  with pytest.raises(ValueError, match="100 examples.*100"):
     splits.hold_out(numbered(100), 100)
 
 

@@ -28,9 +28,9 @@ def example(rows, labels, test_rows, test_labels, **fields):
 
 
 def test_get_refuses_unknown_tasks_and_options():
-  with pytest.raises(ValueError, match="task 'listop'.*Did you mean 'listops'"):
+  with pytest.raises(ValueError, match="task.*'listop'.*'listops'"):
     tasks.get("listop")
-  with pytest.raises(ValueError, match="option of task 'text' 'length'"):
+  with pytest.raises(ValueError, match="task.*'text'.*'length'.*max_len"):
     tasks.get("text", length=3)
 
 
@@ -71,5 +71,5 @@ def test_description_changes_with_every_token():
 
 def test_encode_refuses_tasks_without_text():
   toy = example([[1]], [0], [[1]], [0])
-  with pytest.raises(ValueError, match="inputs of toy are not text"):
+  with pytest.raises(ValueError, match="toy.*not text"):
     toy.encode("a movie")

@@ -41,7 +41,7 @@ def test_cifar10_task_has_normalised_colour_images(cifar10):
 
 
 def test_cifar10_task_refuses_an_unknown_protocol():
-  with pytest.raises(ValueError, match=r"protocol of cifar10 'lra'"):
+  with pytest.raises(ValueError, match="protocol.*'lra'.*jaxformers"):
     tasks.get("cifar10", protocol="lra")
 
 
@@ -155,11 +155,9 @@ def test_imagenet_task_reads_prepared_tensorflow_datasets(tmp_path):
 
 
 def test_imagenet_refuses_missing_archives_and_wrong_augmentation(tmp_path):
-  with pytest.raises(
-    ValueError, match="imagenet2012 cannot be downloaded: fetch it"
-  ):
+  with pytest.raises(ValueError, match="imagenet2012.*image-net.org"):
     tasks.get("imagenet2012", data_dir=str(tmp_path))
-  with pytest.raises(ValueError, match=r"There is no folder .*train"):
+  with pytest.raises(ValueError, match=f"{tmp_path}/train"):
     tasks.get("imagenet2012", data_dir=str(tmp_path), archive=str(tmp_path))
   with pytest.raises(ValueError, match=r"'flop'.*flip"):
     vision.augmented({"train": None}, {"flop": True})

@@ -87,35 +87,20 @@ def test_advise_sizes_have_the_parameters_asked_for(params, vocab, rank):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (
-      dict(params=1e13),
-      "params=10,000,000,000,000: the fit has 114 layers of 85,559 channels "
-      "for them, and nothing is recommended beyond 96 layers, twice the "
-      "deepest network of the fit. Give --params 1164432361964 or less.",
-    ),
+    (dict(params=1e13), "params=10,000,000,000,000.*--params 1164432361964 "),
     (
       dict(params=175e9, vocab=256),
-      "params=175,000,000,000: vocab=256 bounds the useful width to 256, and "
-      "96 layers of it, the largest number that is recommended, have "
-      "75,497,472 parameters. Give --vocab 12352 or more, or --params 75497472 "
-      "or less.",
+      "vocab=256.*75,497,472.*--vocab 12352 .*--params 75497472 ",
     ),
     (
       dict(params=3e7, vocab=32_000, rank=100),
-      "params=30,000,000: rank=100 bounds the useful width to 96, and 96 "
-      "layers of it, the largest number that is recommended, have 10,616,832 "
-      "parameters. Give --rank 176 or more, or --params 10616832 or less.",
+      "rank=100.*10,616,832.*--rank 176 .*--params 10616832 ",
     ),
-    (
-      dict(params=125e6, vocab=5),
-      "params=125,000,000: vocab=5 bounds the useful width to 5, and 96 "
-      "layers of it, the largest number that is recommended, have 28,800 "
-      "parameters. Give --vocab 352 or more.",
-    ),
+    (dict(params=125e6, vocab=5), "vocab=5.*28,800.*--vocab 352 "),
   ],
 )
 def test_advise_refuses_sizes_that_96_layers_do_not_have(arguments, message):
-  with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+  with pytest.raises(ValueError, match=message):
     a.advise(**arguments)
 
 
@@ -178,12 +163,12 @@ def test_advise_command_prints_depth_and_width(
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["--params=1000"], "params=1,000: one layer of the fit has"),
+    (["--params=1000"], r"params=1,000\b.*319,306"),
     (["--params=1e8", "--vocab=-1"], "vocab=-1, rank=0"),
     (["--params=inf"], "params=inf"),
-    (["--params=1e13"], "^error: params=10,000,000,000,000: the fit has 114"),
-    (["--params=1e30"], "beyond 96 layers.*--params 1164432361964 or less"),
-    (["--params=1e8", "--config=nowhere.py"], "There is no config file"),
+    (["--params=1e13"], r"^error: params=10,000,000,000,000\b.*114"),
+    (["--params=1e30"], "96 layers.*--params 1164432361964"),
+    (["--params=1e8", "--config=nowhere.py"], "'nowhere.py'"),
   ],
 )
 def test_advise_command_refuses_wrong_arguments(arguments, message):
@@ -197,7 +182,7 @@ def test_advise_is_balanced_and_within_the_bottleneck(params, vocab):
   try:
     advice = a.advise(params, vocab)
   except ValueError as error:
-    assert f"vocab={vocab:,} bounds" in str(error)
+    assert f"vocab={vocab:,} " in str(error)
     return
   assert not vocab or advice.d_model <= vocab
   if not vocab:

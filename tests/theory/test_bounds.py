@@ -154,18 +154,21 @@ def test_surpassing_beta_grows_with_the_logarithm_of_the_depth():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: b.bounds(0, 8, 1), "num_layers=0 is below 1: give 1 or more"),
-    (lambda: b.bounds(2, 8, 8), "num_heads=8 with d_model=8.*log_3"),
-    (lambda: b.bounds(2, 8, 0), "num_heads=0 with d_model=8"),
+    (lambda: b.bounds(0, 8, 1), "num_layers=0"),
+    (lambda: b.bounds(2, 8, 8), "num_heads=8.*d_model=8.*log_3"),
+    (lambda: b.bounds(2, 8, 0), "num_heads=0.*d_model=8"),
     (lambda: b.degree(0), "num_layers=0"),
     (lambda: b.threshold(1), "d_model=1"),
     (lambda: b.width_needed(6, 6, 1_000, 16), "shallow=6, num_layers=6"),
-    (lambda: b.width_needed(2, 12, 1_000, 16), "fewer layers than log_3 d"),
-    (lambda: b.surpassing(5, 1_000, 16), "deeper than log_3 d = 6.29"),
+    (
+      lambda: b.width_needed(2, 12, 1_000, 16),
+      r"shallow=2.*num_layers=12.*6\.29",
+    ),
+    (lambda: b.surpassing(5, 1_000, 16), r"num_layers=5.*6\.29"),
     # Some layers above the threshold the bounds are too far apart.
-    (lambda: b.surpassing(7, 1_000, 16), "no shallower"),
-    (lambda: b.surpassing(11, 1_000, 16), "no shallower"),
-    (lambda: b.surpassing(13, 12_288, 16), "no shallower"),
+    (lambda: b.surpassing(7, 1_000, 16), "num_layers=7, d_model=1000"),
+    (lambda: b.surpassing(11, 1_000, 16), "num_layers=11, d_model=1000"),
+    (lambda: b.surpassing(13, 12_288, 16), "num_layers=13, d_model=12288"),
   ],
 )
 def test_bounds_refuse_wrong_sizes(call, message):
@@ -235,14 +238,14 @@ def test_report_says_where_no_bound_or_fit_holds():
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
-    ((0, 8, 1), "^error: num_layers=0 is below 1: give 1 or more"),
-    ((2, 1, 1), "^error: num_heads=1 with d_model=1"),
+    ((0, 8, 1), "^error: num_layers=0"),
+    ((2, 1, 1), "^error: num_heads=1.*d_model=1"),
     (
       (2, 8, 8),
-      "^error: num_heads=8 with d_model=8.*fewer heads than channels",
+      "^error: num_heads=8.*d_model=8",
     ),
-    ((10**10, 8, 1), "^error: num_layers=10000000000: give 1,000,000,000 or"),
-    ((2, 10**10, 1), "^error: d_model=10000000000: give 1,000,000,000 or"),
+    ((10**10, 8, 1), "^error: num_layers=10000000000.*1,000,000,000"),
+    ((2, 10**10, 1), "^error: d_model=10000000000.*1,000,000,000"),
   ],
 )
 def test_bounds_command_refuses_wrong_sizes(sizes, message):

@@ -206,12 +206,12 @@ def test_float64_rank_is_exact_for_two_layers_and_not_for_three():
   ("fields", "message"),
   [
     (dict(num_layers=0), "num_layers=0"),
-    (dict(num_heads=3), "num_heads=3 does not divide d_model=4"),
-    (dict(num_tokens=3), "num_tokens=3 is odd.*balanced"),
+    (dict(num_heads=3), "num_heads=3.*d_model=4"),
+    (dict(num_tokens=3), "num_tokens=3.*`part`"),
     (dict(num_tokens=1), "num_tokens=1"),
-    (dict(part=(0, 1)), r"part=\(0, 1\).*not all"),
+    (dict(part=(0, 1)), r"part=\(0, 1\)"),
     (dict(part=(5,)), r"part=\(5,\)"),
-    (dict(position=2), "position=2 is not in 0 to 1"),
+    (dict(position=2), "position=2.*0.*1"),
     (dict(channel=4), "channel=4"),
     (dict(input_rank=5), "input_rank=5"),
   ],
@@ -271,8 +271,8 @@ def test_rank_table_has_the_bounds_of_the_theorem_that_holds(fields, theorem):
 @pytest.mark.parametrize(
   ("argument", "message"),
   [
-    ("--num_heads=3", "num_heads=3 does not divide d_model=4"),
-    ("--num_tokens=3", "num_tokens=3 is odd"),
+    ("--num_heads=3", "num_heads=3.*d_model=4"),
+    ("--num_tokens=3", "num_tokens=3"),
     ("--num_layers=two", "--num_layers=two"),
     ("--part=2", r"part=\(2,\)"),
     ("--position=2", "position=2"),

@@ -1,5 +1,6 @@
 """Arrays of a state: what is compared, and where it is placed."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -28,9 +29,9 @@ def test_check_shapes_compares_by_path():
   saved = arrays.shapes_of(state(1))
   assert saved == {"step": [], "params/w": [3], "opt_state/0": [3]}
   arrays.check_shapes(Path("run"), saved, saved)
-  for wanted in (saved | {"params/w": [4]}, saved | {"params/b": [3]}):
-    with pytest.raises(ValueError, match="run is of another model: params/"):
-      arrays.check_shapes(Path("run"), saved, wanted)
+  for name, shape in (("params/w", [4]), ("params/b", [3])):
+    with pytest.raises(ValueError, match=f"{name} .*{re.escape(str(shape))}"):
+      arrays.check_shapes(Path("run"), saved, saved | {name: shape})
 
 
 def test_place_like_keeps_sharding_and_type():

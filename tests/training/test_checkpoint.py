@@ -68,7 +68,7 @@ def test_restore_of_an_empty_folder(tmp_path):
   assert restored(tmp_path) is None
   with (
     Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints,
-    pytest.raises(ValueError, match="There is no evaluated checkpoint"),
+    pytest.raises(ValueError, match="checkpoints.*config.eval_steps"),
   ):
     checkpoints.restore_best(state(0))
 
@@ -147,7 +147,7 @@ def test_restore_best_warns_of_a_lost_score(tmp_path, capsys):
   with Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints:
     best = checkpoints.restore_best(state(0))
   assert (best.step, best.lost) == (1, 2)
-  assert "it may have been the best" in capsys.readouterr().err
+  assert "the best" in capsys.readouterr().err
   shutil.rmtree(tmp_path / "checkpoints" / "2")
   results = {"best_step": 2, "selection_score": 0.9}
   path = tmp_path / "results.json"
@@ -169,7 +169,7 @@ def test_restore_best_detects_a_checkpoint_of_another_step(tmp_path, capsys):
   with Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints:
     best = checkpoints.restore_best(state(0))
   assert (best.step, best.lost) == (2, 1)
-  assert "it was saved at step 2" in capsys.readouterr().err
+  assert "step 2" in capsys.readouterr().err
 
 
 def test_restore_best_without_a_whole_best_names_the_remedy(tmp_path):
@@ -177,7 +177,7 @@ def test_restore_best_without_a_whole_best_names_the_remedy(tmp_path):
   shutil.rmtree(tmp_path / "checkpoints" / "2" / "meta")
   with (
     Checkpoints(tmp_path, ABOUT, CONFIG) as checkpoints,
-    pytest.raises(ValueError, match=r"steps \[2\].*goes on from step 1"),
+    pytest.raises(ValueError, match=r"steps \[2\].*step 1"),
   ):
     checkpoints.restore_best(state(0))
 
@@ -203,7 +203,7 @@ def test_restore_latest_skips_a_truncated_checkpoint(tmp_path, capsys):
 def test_restore_latest_refuses_if_all_are_damaged(tmp_path):
   save(tmp_path, None)
   shutil.rmtree(tmp_path / "checkpoints" / "1" / "state")
-  with pytest.raises(ValueError, match=r"damaged \(steps \[1\]\)"):
+  with pytest.raises(ValueError, match=r"checkpoints.*damaged.*steps \[1\]"):
     restored(tmp_path)
 
 
@@ -227,14 +227,14 @@ def test_restore_latest_passes_transient_errors(tmp_path, monkeypatch, error):
 def test_save_refuses_values_that_are_not_finite(tmp_path):
   bad = state(3).replace(params={"w": jnp.array([1.0, jnp.nan, 2.0])})
   with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
-    with pytest.raises(FloatingPointError, match=r"step 3 .*'w'.*not finite"):
+    with pytest.raises(FloatingPointError, match="step 3 .*'w'.*finite"):
       checkpoints.save(bad, {})
     assert checkpoints.steps() == []
 
 
 def test_restore_latest_names_another_shape(tmp_path):
   save(tmp_path, None)
-  with pytest.raises(ValueError, match=r"another model: .*\[3\].*\[4\]"):
+  with pytest.raises(ValueError, match=r"opt_state/0.*\[3\].*\[4\]"):
     restored(tmp_path, width=4)
 
 
@@ -246,9 +246,7 @@ def test_save_on_a_full_disk_keeps_earlier_checkpoints(tmp_path, monkeypatch):
   save(tmp_path, None)
   checkpoints = Checkpoints(there(tmp_path), ABOUT, CONFIG)
   monkeypatch.setattr(checkpoints._manager, "save", full)
-  with pytest.raises(
-    OSError, match="Step 2 was not saved in .*full.*before is untouched"
-  ):
+  with pytest.raises(OSError, match="[Ss]tep 2.*disk is full"):
     checkpoints.save(state(2), {})
   assert checkpoints.steps() == [1]
 
@@ -259,7 +257,7 @@ def test_save_reports_a_failed_background_save(tmp_path, monkeypatch):
   checkpoints.save(state(2), {})
   checkpoints._manager.wait_until_finished()
   monkeypatch.setattr(checkpoints._manager, "wait_until_finished", full)
-  with pytest.raises(OSError, match="Step 2 was not saved.*disk is full"):
+  with pytest.raises(OSError, match="[Ss]tep 2.*disk is full"):
     checkpoints.save(state(3), {})
   assert restored(tmp_path)[0].step == 2
 
@@ -282,7 +280,7 @@ def test_save_does_not_recreate_a_lost_workdir(tmp_path):
   checkpoints.save(state(1), {})
   checkpoints.wait()
   folder.rename(away)
-  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
+  with pytest.raises(OSError, match="[Ss]tep 2.*Errno 5"):
     checkpoints.save(state(2), {})
   assert not folder.exists()
   away.rename(folder)
@@ -302,7 +300,7 @@ def test_save_detects_a_workdir_that_vanished_meanwhile(tmp_path, monkeypatch):
     return really_save(*args, **kwargs)
 
   monkeypatch.setattr(checkpoints._manager, "save", vanish)
-  with pytest.raises(OSError, match="Step 2 was not saved.*does not answer"):
+  with pytest.raises(OSError, match="[Ss]tep 2.*Errno 5"):
     checkpoints.save(state(2), {})
     checkpoints.wait()
   shutil.rmtree(folder)
@@ -340,7 +338,7 @@ def test_restore_needs_the_average_of_parameters(tmp_path):
     for like in (averaged, averaged.without_optimizer()):
       chex.assert_trees_all_equal(checkpoints.restore(1, like)[0], like)
     for like in (state(1), state(1).without_optimizer()):
-      with pytest.raises(ValueError, match=r"average/w is \[3\] in it"):
+      with pytest.raises(ValueError, match=r"average/w.*\[3\]"):
         checkpoints.restore(1, like)
 
 
@@ -362,7 +360,7 @@ def test_restore_compares_checksums_of_the_parts_it_reads(
   for like in (state(0), state(0).without_optimizer()):
     with Checkpoints(there(tmp_path), ABOUT, CONFIG) as checkpoints:
       if damaged == "params" or like.opt_state is not None:
-        with pytest.raises(ValueError, match="its checksums differ"):
+        with pytest.raises(ValueError, match="checkpoints/1.*checksums"):
           checkpoints.restore(1, like)
       else:
         restored_state = checkpoints.restore(1, like)[0]
@@ -377,7 +375,7 @@ def test_restore_latest_refuses_another_protocol(tmp_path):
   with (
     Checkpoints(there(tmp_path), other, CONFIG) as checkpoints,
     pytest.raises(
-      ValueError, match=r"protocol: 'own' -> 'lra'[\s\S]*another --workdir"
+      ValueError, match=r"protocol: 'own' -> 'lra'[\s\S]*--workdir"
     ),
   ):
     checkpoints.restore_latest(state(0))

@@ -25,18 +25,18 @@ def test_compile_step_splits_a_batch_and_sums(mode, count, monkeypatch):
 
 def test_check_batch_names_sizes_that_split():
   compilers.check_batch("batch_size", 12, 4, "4 devices")
-  with pytest.raises(ValueError, match="batch_size=10 .*4 devices.*8 or 12"):
+  with pytest.raises(ValueError, match="batch_size=10.*4 devices.*8 or 12"):
     compilers.check_batch("batch_size", 10, 4, "4 devices")
-  with pytest.raises(ValueError, match="batch_size=3 .*such as 4"):
+  with pytest.raises(ValueError, match="batch_size=3.*4 devices"):
     compilers.check_batch("batch_size", 3, 4, "4 devices")
 
 
 def test_compile_step_refuses_an_unknown_mode():
-  with pytest.raises(ValueError, match="parallel mode 'xmap'.*jit, pmap"):
+  with pytest.raises(ValueError, match="parallel.*'xmap'.*jit, pmap"):
     compilers.compile_step("xmap", step, compilers.layout())
 
 
 def test_pmap_refuses_meshes_that_split_more_than_batches():
   layout = compilers.layout("data:2,model:2")
-  with pytest.raises(ValueError, match="pmap.*splits only batches"):
+  with pytest.raises(ValueError, match='config.parallel="pmap".*config.mesh'):
     compilers.compile_step("pmap", step, layout)

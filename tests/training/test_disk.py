@@ -21,24 +21,24 @@ def test_error_number_recognises_errors_of_a_disk():
     (
       OSError(errno.ESTALE, "Stale file handle"),
       errno.ESTALE,
-      "the disk does not answer",
+      "Stale file handle",
     ),
     (
       ValueError("... No space left on device"),
       errno.ENOSPC,
-      "the disk is full",
+      "disk is full",
     ),
     (
       OSError(errno.EDQUOT, "Quota exceeded"),
       errno.EDQUOT,
-      "the disk quota is",
+      "disk quota",
     ),
   ],
 )
 def test_saving_names_folder_and_content_of_a_disk_error(
   tmp_path, error, number, problem
 ):
-  message = f"Step 1 was not saved in {tmp_path}: {problem} .*before is untouch"
+  message = f"Step 1 .*{tmp_path}.*{problem}"
   with (
     pytest.raises(OSError, match=message) as raised,
     disk.saving("Step 1", tmp_path),
@@ -61,7 +61,7 @@ def test_saving_passes_other_errors(tmp_path):
 def test_saving_reports_a_missing_workdir_as_an_absent_disk(tmp_path):
   assert not disk.holds_run(tmp_path)
   with (
-    pytest.raises(OSError, match="does not answer") as raised,
+    pytest.raises(OSError, match="Step 1 .*metrics.jsonl") as raised,
     disk.saving("Step 1", tmp_path),
   ):
     (tmp_path / "metrics.jsonl").open("r+b")
@@ -71,7 +71,7 @@ def test_saving_reports_a_missing_workdir_as_an_absent_disk(tmp_path):
 def test_saving_reports_a_timeout_as_an_absent_disk(tmp_path):
   """As after a jump of the wall clock, when libraries wait by it."""
   with (
-    pytest.raises(OSError, match="does not answer") as caught,
+    pytest.raises(OSError, match="Step 3 .*barrier") as caught,
     disk.saving("Step 3", tmp_path),
   ):
     raise TimeoutError("barrier")

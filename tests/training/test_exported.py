@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def reseal(folder, **changes):
 )
 def test_load_refuses_record_fields_of_a_wrong_type(folder, field, value):
   reseal(folder, **{field: value})
-  with pytest.raises(UserError, match=f"model.json has {field}="):
+  with pytest.raises(
+    UserError, match=re.escape(f"model.json has {field}={value!r}")
+  ):
     jf.load(folder)
 
 
@@ -83,7 +86,7 @@ def test_load_refuses_files_of_other_folders(folder, place):
   text = json.dumps(record, sort_keys=True)
   record["digest"] = digests.xxhash.xxh3_128_hexdigest(text.encode())
   (folder / exported.RECORD).write_text(json.dumps(record))
-  with pytest.raises(UserError, match="is not in this folder"):
+  with pytest.raises(UserError, match=f"{place} .*folder"):
     jf.load(folder)
 
 
@@ -97,10 +100,10 @@ def change_weights(folder, change):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    (lambda a: a[..., :-1].copy(), r"\[.*the model needs \["),
-    (lambda a: a.astype(np.float64), "float64, not float32"),
-    (lambda a: np.full_like(a, np.nan), "not finite"),
-    (lambda a: np.full_like(a, np.inf), "not finite"),
+    (lambda a: a[..., :-1].copy(), r"\[16, 15\].*\[16, 16\]"),
+    (lambda a: a.astype(np.float64), "float64.*float32"),
+    (lambda a: np.full_like(a, np.nan), "tokens/embedding.*finite"),
+    (lambda a: np.full_like(a, np.inf), "tokens/embedding.*finite"),
   ],
 )
 def test_load_refuses_weights_of_another_shape_or_type(folder, change, message):
@@ -115,7 +118,7 @@ def test_load_refuses_weights_of_another_shape_or_type(folder, change, message):
 
 def test_load_names_missing_weights(folder):
   change_weights(folder, lambda flat: dict(list(flat.items())[1:]))
-  with pytest.raises(UserError, match="is missing"):
+  with pytest.raises(UserError, match="tokens/embedding.*missing"):
     jf.load(folder).predict(["[MAX 2 9 ]"])
 
 
@@ -130,17 +133,17 @@ def test_save_replaces_a_model_but_no_other_files(model, folder, tmp_path):
   own = tmp_path / "own"
   own.mkdir()
   (own / "a").touch()
-  with pytest.raises(UserError, match="other files"):
+  with pytest.raises(UserError, match="own.*other files.*'a'"):
     model.save(own)
   (own / "a").unlink()
   assert model.save(own) == own  # It is empty now.
-  with pytest.raises(UserError, match="cannot be replaced"):
+  with pytest.raises(UserError, match="own/model.json"):
     model.save(own / "model.json")
 
 
 def test_save_refuses_the_working_directory(model, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match="cannot be replaced"):
+  with pytest.raises(UserError, match=f"{tmp_path} .*replaced"):
     model.save(".")
 
 
@@ -159,7 +162,10 @@ def test_writing_keeps_the_old_folder_on_error(folder, monkeypatch, exchanges):
   before = files(folder)
   if not exchanges:  # As on a file system that cannot exchange.
     monkeypatch.setattr(durable.ctypes, "CDLL", lambda *_: object())
-  with pytest.raises(OSError, match="full"), exported.writing(folder, CONTENT):
+  with (
+    pytest.raises(OSError, match="disk is full"),
+    exported.writing(folder, CONTENT),
+  ):
     raise OSError(28, "the disk is full")
   assert files(folder) == before
   with exported.writing(folder, CONTENT) as staged:
@@ -254,5 +260,5 @@ def test_load_during_saves_reads_one_of_them(tmp_path):
 def test_load_names_a_missing_tokenizer(tmp_path):
   jf.load("zoo:language-allpass").save(tmp_path / "model")
   (tmp_path / "model" / "tokenizer.json").unlink()
-  with pytest.raises(UserError, match="tokenizer.json is missing"):
+  with pytest.raises(UserError, match="tokenizer.json"):
     jf.load(tmp_path / "model")

@@ -180,7 +180,7 @@ def test_run_stops_at_once_at_a_second_ctrl_c(
 def test_run_warns_of_a_warmup_as_long_as_the_run(smoke, tmp_path, capsys):
   loop.run(smoke(total_steps=4, eval_steps=4, log_steps=4), tmp_path)
   said = capsys.readouterr().err
-  assert "schedule.warmup_steps=4 is not less than total_steps=4" in said
+  assert "schedule.warmup_steps=4" in said and "total_steps=4" in said
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_run_eval_only_gives_the_same_score(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   again = loop.run(smoke(), tmp_path, eval_only=True)
   assert timeless(again) == timeless(results)
-  with pytest.raises(ValueError, match="no run in .*training command"):
+  with pytest.raises(ValueError, match="other.*config.json"):
     loop.run(smoke(), tmp_path / "other", eval_only=True)
   assert not (tmp_path / "other").exists()
 
@@ -287,7 +287,7 @@ def test_run_stops_at_the_first_nonfinite_loss_and_names_its_step(
   bad = next(s for s in range(6, 10) if sums[s] not in sums[:s])
   spoiled.targets = int(sums[bad])
   monkeypatch.setattr(steps, "_forward", spoiled)
-  message = f"loss of step {bad + 1} is not finite.*step 5"
+  message = f"step {bad + 1} .*finite.*step 5"
   with pytest.raises(FloatingPointError, match=message):
     loop.run(smoke(), tmp_path / "run")
 
@@ -306,7 +306,9 @@ def test_run_never_saves_nonfinite_parameters(
 
   monkeypatch.setitem(optim.SCHEDULES, "onecycle", without_range)
   for _ in range(2):  # Also when it is started again.
-    with pytest.raises(FloatingPointError, match="step 1 is not finite"):
+    with pytest.raises(
+      FloatingPointError, match="validation loss.*step 1 .*finite"
+    ):
       loop.run(config, tmp_path)
   assert not (tmp_path / "results.json").exists()
   with Checkpoints(tmp_path, {}, {}) as checkpoints:

@@ -147,11 +147,15 @@ def test_clipping_by_value_and_by_norm():
 @pytest.mark.parametrize(
   ("optimizer", "schedule", "message"),
   [
-    ({"name": "adan"}, {}, "optimizer 'adan'.*adam, adamw, sgd"),
-    ({"name": "adam", "beta": 1}, {}, "option of optimizer 'adam' 'beta'"),
-    ({"name": "sgd"}, {"name": "step"}, "schedule 'step'.*constant, cosine"),
-    ({"name": "sgd"}, {"warmup": 3}, "option of schedule 'constant' 'warmup'"),
-    ({"name": "adam", "cycle_momentum": True}, {}, "goes with.*'onecycle'"),
+    ({"name": "adan"}, {}, "optimizer.*'adan'.*adam, adamw, sgd"),
+    ({"name": "adam", "beta": 1}, {}, "optimizer.*'adam'.*'beta'"),
+    ({"name": "sgd"}, {"name": "step"}, "schedule.*'step'.*constant, cosine"),
+    ({"name": "sgd"}, {"warmup": 3}, "schedule.*'constant'.*'warmup'"),
+    (
+      {"name": "adam", "cycle_momentum": True},
+      {},
+      "cycle_momentum=true.*'onecycle'.*'constant'",
+    ),
   ],
 )
 def test_build_refuses_wrong_optimizers_and_schedules(
@@ -247,13 +251,16 @@ def test_frozen_parts_are_not_in_the_norm_that_is_clipped():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"frozen": "encoder/layer_7"}, r"encoder/layer_7.*encoder/layer_1"),
-    ({"frozen": "encoder/layer"}, "encoder/layer"),
-    ({"layer_decay": 1.5}, r"layer_decay=1.5 is not in \(0, 1\]"),
+    (
+      {"frozen": "encoder/layer_7"},
+      "config.optimizer.frozen.*encoder/layer_7.*encoder/layer_1",
+    ),
+    ({"frozen": "encoder/layer"}, "config.optimizer.frozen.*'encoder/layer'"),
+    ({"layer_decay": 1.5}, r"layer_decay=1.5.*\(0, 1\]"),
   ],
 )
 def test_build_refuses_wrong_layer_decay_and_freeze(options, message):
-  with pytest.raises(ValueError, match=f"(?s){message}"):
+  with pytest.raises(ValueError, match=message):
     tuned(parts(), **options)
 
 
@@ -265,9 +272,11 @@ def test_build_lists_user_options_for_an_unknown_option():
   assert "option of optimizer 'sgd' 'b2'" in text
   assert "momentum" in text and "clip_norm" in text
   assert "decays" not in text and " schedule" not in text
-  with pytest.raises(ValueError, match="learning rate is config.schedule"):
+  with pytest.raises(
+    ValueError, match="config.optimizer.lr=0.1.*config.schedule"
+  ):
     optimizers.build({"name": "adam", "lr": 0.1}, rate, 10)
-  with pytest.raises(ValueError, match="'total_steps'.*Choices: learning_rate"):
+  with pytest.raises(ValueError, match="'total_steps'.*learning_rate"):
     optimizers.build({"name": "adam"}, rate | {"total_steps": 3}, 10)
 
 

@@ -73,7 +73,7 @@ def test_trainer_begins_alike_with_an_exported_model(first, make, tmp_path):
   chex.assert_trees_all_equal(one.state.params, two.state.params)
   assert one.origin["sha256"] == two.origin["sha256"]
   (out / "model.json").write_text("{}")
-  with pytest.raises(ValueError, match=r"model\.json differs from its digest"):
+  with pytest.raises(ValueError, match=r"model\.json.*digest"):
     trainer_of(make(pretrained=str(out)), tmp_path / "c")
 
 
@@ -142,7 +142,7 @@ def test_trainer_refuses_causal_weights_for_a_bidirectional_model(
   config.reference.update(head_dim=0, pool="mean")
   loop.run(config, tmp_path / "a")
   fields = {"pretrained": str(tmp_path / "a")}
-  with pytest.raises(ValueError, match="set --config.model.mixer.causal=true"):
+  with pytest.raises(ValueError, match="--config.model.mixer.causal=true"):
     trainer_of(smoke("s5", **fields), tmp_path / "b")
 
 
@@ -157,8 +157,8 @@ def test_origin_describe_names_options_that_differ(first, make, tmp_path):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"model.num_layers": 3}, "(?s)tensors differ.*layer_2"),
-    ({"model.block.mlp_dim": 4}, "up/kernel is"),
+    ({"model.num_layers": 3}, "(?s)16 tensors.*layer_2"),
+    ({"model.block.mlp_dim": 4}, "up/kernel"),
   ],
 )
 def test_trainer_refuses_weights_of_another_model(
@@ -173,19 +173,19 @@ def test_trainer_refuses_weights_of_another_model(
 def test_trainer_refuses_weights_of_another_orthogonal_map(smoke, tmp_path):
   loop.run(smoke(total_steps=5), tmp_path / "a")
   fields = {"pretrained": str(tmp_path / "a"), "model.orthogonal_map": "expm"}
-  with pytest.raises(ValueError, match="set --config.model.orthogonal_map=cay"):
+  with pytest.raises(ValueError, match="--config.model.orthogonal_map=cay"):
     Trainer(open_run(smoke(**fields), tmp_path / "b"))
 
 
 def test_trainer_refuses_a_folder_that_is_no_run(first, make, tmp_path):
   begin = {"pretrained": str(tmp_path)}
-  with pytest.raises(ValueError, match="There is no .*config.json"):
+  with pytest.raises(ValueError, match=f"{tmp_path}/config.json"):
     trainer_of(make(**begin), tmp_path / "b")
   (tmp_path / "seed_1").mkdir()
-  with pytest.raises(ValueError, match="give one of them, such as .*seed_1"):
+  with pytest.raises(ValueError, match="several seeds.*seed_1"):
     trainer_of(make(**begin), tmp_path / "b")
   shutil.copy(first / "config.json", tmp_path)
-  with pytest.raises(ValueError, match="no checkpoint in"):
+  with pytest.raises(ValueError, match="checkpoints.*config.eval_steps"):
     trainer_of(make(**begin), tmp_path / "b")
 
 
@@ -304,12 +304,12 @@ def test_load_with_takes_the_sizes_of_a_vit(tmp_path):
 def test_load_with_names_all_conflicting_overrides(tmp_path):
   folder = HUGGING_FACE / "vit"
   chosen = ("model.d_model=16", "model.mixer_defaults.num_heads=4")
-  with pytest.raises(ValueError, match="has 3 heads and the model 4") as error:
+  with pytest.raises(ValueError, match="3 heads.*model 4") as error:
     taken("vision/imagenet", folder, *chosen)
   flags = {"--config.model.d_model=12", "--config.model.mixer.num_heads=3"}
   assert flags == {w for w in str(error.value).split() if w[:2] == "--"}
   # From Python the config says what is wanted, and the message all of it.
-  with pytest.raises(ValueError, match="does not fit the model") as error:
+  with pytest.raises(ValueError, match="4 pixels.*16.*3 heads") as error:
     taken("vision/imagenet:deit=small", folder, is_command=False)
   flags = [word for word in str(error.value).split() if word[:2] == "--"]
   got = taken("vision/imagenet", folder, *(f[9:] for f in flags))
@@ -320,9 +320,7 @@ def test_load_with_names_all_conflicting_overrides(tmp_path):
 def test_load_with_takes_the_sizes_of_a_bert(tmp_path):
   folder = tmp_path / "bert"
   shutil.copytree(HUGGING_FACE / "bert", folder)
-  with pytest.raises(
-    ValueError, match="neither a vocab.txt.* of its 30 tokens"
-  ):
+  with pytest.raises(ValueError, match="vocab.txt.*tokenizer.json.*30 tokens"):
     taken("short/bert", folder)
   (folder / "vocab.txt").write_text("[PAD]\n")
   got = taken("short/bert", folder)
@@ -377,7 +375,9 @@ def test_trainer_names_all_options_that_differ_from_the_weights(
   first, make, tmp_path
 ):
   fields = {"model.num_layers": 3, "model.block.mlp_dim": 4}
-  with pytest.raises(ValueError, match="tensors differ") as error:
+  with pytest.raises(
+    ValueError, match=r"layer_0/down/kernel .*\(4, 16\)"
+  ) as error:
     trainer_of(make(pretrained=str(first), **fields), tmp_path / "b")
   flags = [word for word in str(error.value).split() if word[:2] == "--"]
   assert "--config.model.num_layers=2" in flags
@@ -437,10 +437,10 @@ def test_normalise_refuses_statistics_of_other_channels():
   assert (got.splits["train"].batch(np.arange(1))["inputs"] == -2).all()
   assert got.inputs.reading["mean"] == [0.5] * 3
   assert tasks.normalise(task) is task
-  with pytest.raises(ValueError, match="is for 1 channels, and images have 3"):
+  with pytest.raises(ValueError, match=r"task.mean=\[0.5\].*1 channels.*3"):
     tasks.normalise(task, (0.5,))
   texts = tasks.from_arrays((["a", "b"], [0, 1]))
-  with pytest.raises(ValueError, match="task.mean normalises images"):
+  with pytest.raises(ValueError, match="task.mean.*arrays"):
     tasks.normalise(texts, (0.5,))
 
 
@@ -452,6 +452,6 @@ def test_begin_with_refuses_weights_of_another_tokenizer(tmp_path):
   )
   (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
   with pytest.raises(
-    ValueError, match=f"The normalizer .*config.task.vocabulary={tmp_path}"
+    ValueError, match=f"normalizer.*config.task.vocabulary={tmp_path}"
   ):
     origin.begin_with(tmp_path, {}, {}, task)

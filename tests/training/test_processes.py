@@ -1,5 +1,6 @@
 """Clusters of processes: who they are, and what one of them alone does."""
 
+import re
 import subprocess
 import sys
 
@@ -28,16 +29,16 @@ def test_find_cluster_reads_flags_then_environment():
 @pytest.mark.parametrize(
   ("environ", "flags", "message"),
   [
-    ({}, {"process_id": 1}, "--process_id without --coordinator --num_proc"),
+    ({}, {"process_id": 1}, "--process_id.*--coordinator --num_processes"),
     (
       {"JAX_PROCESS_ID": "one"},
       {},
-      "JAX_PROCESS_ID='one' is not a number: set it to an integer",
+      "JAX_PROCESS_ID='one'.*integer",
     ),
     (
       {},
       {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
-      "--process_id=2 is not in 0 to 1",
+      "--process_id=2.*0 to 1",
     ),
   ],
 )
@@ -90,14 +91,16 @@ def test_require_same_names_a_field_that_differs():
   assert processes.differing([one, dict(one), one]) == []
   other = one | {"config.eval_steps": 50}
   (line,) = processes.differing([one, one, other])
-  assert line == "config.eval_steps is 25 in process 0 and 50 in process 2"
+  assert re.search("config.eval_steps .*25.*process 0.*50.*process 2", line)
   (line,) = processes.differing([one, one | {"more": 1}])
-  assert line == "more is 'absent' in process 0 and 1 in process 1"
+  assert re.search("more .*'absent'.*process 0.*1 in process 1", line)
   processes.require_same(one)  # Alone, there is nothing to compare with.
 
 
 @pytest.mark.parametrize("coordinator", ["x", "host:", "host:port", ":"])
 def test_find_cluster_refuses_a_coordinator_without_port(coordinator):
   flags = {"coordinator": coordinator, "num_processes": 2, "process_id": 0}
-  with pytest.raises(ValueError, match="has no port: give host:port"):
+  with pytest.raises(
+    ValueError, match=f"--coordinator={coordinator} .*host:port"
+  ):
     processes.find_cluster({}, **flags)

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import time
@@ -38,7 +39,7 @@ def test_run_refuses_results_of_another_config(smoke, run):
   """Also where nothing else is left of the run that they are of."""
   shutil.rmtree(run / "checkpoints")
   (run / "config.json").unlink()
-  message = r"another config \(results.json\):[\s\S]*seed: 0 -> 1"
+  message = r"\(results.json\)[\s\S]*seed: 0 -> 1"
   with pytest.raises(ValueError, match=message):
     loop.run(smoke(seed=1, **{"schedule.learning_rate": 0.5}), run)
 
@@ -47,7 +48,7 @@ def test_run_refuses_a_checkpoint_of_another_config(smoke, run):
   """Also where neither config.json nor results.json say of which."""
   (run / "config.json").unlink()
   (run / "results.json").unlink()
-  message = r"another config \(checkpoints/10\):[\s\S]*seed: 0 -> 1"
+  message = r"\(checkpoints/10\)[\s\S]*seed: 0 -> 1"
   with pytest.raises(ValueError, match=message):
     loop.run(smoke(seed=1), run)
   assert not (run / "results.json").exists()
@@ -64,7 +65,7 @@ def test_run_refuses_foreign_results_in_its_workdir(smoke, run, finished):
   other = configs.plain(smoke(seed=1))
   results = finished[1] | {"config": other, "seed": 1}
   workdirs.write(run, "results.json", results)
-  with pytest.raises(ValueError, match=r"another config \(results.json\)"):
+  with pytest.raises(ValueError, match=r"\(results.json\)[\s\S]*seed: 1 -> 0"):
     loop.run(smoke(), run)
 
 
@@ -72,7 +73,7 @@ def test_run_refuses_results_of_other_data(smoke, run, finished):
   about = finished[1]["task_description"] | {"max_len": 3}
   results = finished[1] | {"task_description": about}
   workdirs.write(run, "results.json", results)
-  with pytest.raises(ValueError, match="of other data[\\s\\S]*max_len: 3 ->"):
+  with pytest.raises(ValueError, match=r"results.json[\s\S]*max_len: 3 ->"):
     loop.run(smoke(), run)
 
 
@@ -90,7 +91,7 @@ def test_run_detects_a_changed_digit_in_config_and_results(
     assert loop.run(smoke(), run)["config"]["batch_size"] == 8
     assert path.read_text() == text
     return
-  with pytest.raises(ValueError, match=f"digest of {name}.*remove {name}"):
+  with pytest.raises(ValueError, match=f"digest.*{name}"):
     loop.run(smoke(), run, eval_only=eval_only)
 
 
@@ -99,7 +100,7 @@ def test_run_refuses_results_without_digest(smoke, run):
   content = json.loads(path.read_text())
   del content["digest"]
   path.write_text(json.dumps(content))
-  with pytest.raises(ValueError, match="digest of results.json"):
+  with pytest.raises(ValueError, match="digest.*results.json"):
     loop.run(smoke(), run)
 
 
@@ -126,12 +127,12 @@ def test_run_evaluated_at_its_end_is_not_lengthened(smoke, tmp_path):
   """A longer run would not have evaluated there, nor counted it."""
   fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
   loop.run(smoke(total_steps=3, eval_steps=2, **fields), tmp_path)
-  with pytest.raises(ValueError, match="eval_steps=2 does not divide it"):
+  with pytest.raises(ValueError, match="step 3.*config.eval_steps=2"):
     loop.run(smoke(total_steps=5, eval_steps=2, **fields), tmp_path)
 
 
 def test_run_refuses_a_workdir_in_an_object_store(smoke):
-  with pytest.raises(ValueError, match="is the address of a store"):
+  with pytest.raises(ValueError, match="gs:/bucket/run.*store"):
     loop.run(smoke(), "gs://bucket/run")
 
 
@@ -139,7 +140,8 @@ def test_run_refuses_a_workdir_in_an_object_store(smoke):
 def test_run_refuses_a_workdir_with_special_characters(
   smoke, tmp_path, character
 ):
-  with pytest.raises(ValueError, match="choose a --workdir without any of"):
+  message = re.escape(repr(character)) + ".*--workdir"
+  with pytest.raises(ValueError, match=message):
     loop.run(smoke(), tmp_path / f"run{character}1]")
   assert not list(tmp_path.iterdir())
 
@@ -166,7 +168,7 @@ def test_run_refuses_a_locked_workdir_until_its_process_ends(smoke, tmp_path):
   holder.start()
   assert entered.wait(60)
   before = sorted(tmp_path.rglob("*"))
-  message = f"in use by process {holder.pid} on .* since 20"
+  message = f"process {holder.pid} .*20"
   began = time.monotonic()
   with pytest.raises(UserError, match=message):
     loop.run(smoke(), tmp_path)
@@ -187,7 +189,7 @@ def test_locked_warns_of_a_file_system_without_locks(
   monkeypatch.setattr(resume.filelock.FileLock, "acquire", refuse)
   with resume.locked(tmp_path):
     pass
-  assert "has no locks ([Errno 37] No locks" in capsys.readouterr().err
+  assert "[Errno 37] No locks" in capsys.readouterr().err
 
 
 def test_run_eval_only_takes_no_lock(smoke, run, finished):
@@ -210,7 +212,7 @@ def test_run_falls_back_from_a_damaged_best_checkpoint(smoke, tmp_path, capsys):
   assert again["best_step"] != best
   assert again["damaged_best_step"] == best
   assert again["selection_score"] < results["selection_score"]
-  assert "It was the best" in capsys.readouterr().err
+  assert "the best" in capsys.readouterr().err
   shutil.rmtree(tmp_path / "checkpoints" / str(best))
   (tmp_path / "results.json").unlink()
   gone = loop.run(config, tmp_path)

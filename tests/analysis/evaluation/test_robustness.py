@@ -107,9 +107,7 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   for path in (root / "fog" / "5").rglob("*.JPEG"):
     path.unlink()
   (root / "snow" / "2").rename(root / "snow" / "6")
-  with pytest.raises(
-    ValueError, match="lacks snow/2: mCE averages .* unpack all"
-  ):
+  with pytest.raises(ValueError, match="snow/2.*mCE"):
     r.imagenet_c(run, root)
 
 
@@ -164,7 +162,7 @@ def test_robustness_command_prints_errors_of_corruptions(
   robustness_command.main(["here", "--imagenet_a", str(root), "--json"])
   said = capsys.readouterr()
   assert json.loads(said.out) == {"here": {"imagenet_a": 1.0}}
-  assert "holds 1 images instead of the 7,500 of imagenet_a" in said.err
+  assert "7,500 of imagenet_a" in said.err
   finished = tmp_path / "finished"
   finished.mkdir()
   (finished / "results.json").touch()

@@ -122,7 +122,7 @@ def test_rows_refuse_an_image_of_many_patches():
     task=types.SimpleNamespace(image=(64, 64, 1), name="t"),
   )
   rows = measured.Rows(measured.Options())
-  with pytest.raises(ValueError, match="the 1024 patches of t are more than"):
+  with pytest.raises(ValueError, match="1024 patches of t.*256"):
     rows.add_tokens("vit", run)
 
 

@@ -35,7 +35,7 @@ def test_example_reads_a_text_as_its_task():
   # A text beyond max_len is counted whole.
   quote = texts.example(run, "or bad good " * 3, 4).quote
   assert quote == "'or bad good or', the first 4 of 9 tokens"
-  with pytest.raises(ValueError, match="'good' has 1 tokens.*--text"):
+  with pytest.raises(ValueError, match="'good'.*1 token.*--text"):
     texts.example(run, "good", 99)
   # Of the paper's sentence it knows one word: the task's own is taken.
   _, names, _, quote = texts.example(run, "", 4)
@@ -44,7 +44,7 @@ def test_example_reads_a_text_as_its_task():
     "'or good bad good', the first 4 of 5 tokens that the model reads"
   )
   run.task = task((), image=(2, 2, 3))
-  with pytest.raises(ValueError, match="not tokens"):
+  with pytest.raises(ValueError, match=r"\bt\b.*images.*tokens"):
     texts.example(run, "", 99)
 
 
@@ -74,7 +74,7 @@ def test_name_tokens_names_letters_by_their_words():
   assert quote.startswith('"It\'s a caf\u00e9, <br />x", all 21 tokens')
   assert texts.name_tokens(words, ("br", "It")) == [0, 15]
   assert texts.name_tokens(words, ()) == [0, 7, 15, 20]
-  with pytest.raises(ValueError, match="'t' is not among It s a caf"):
+  with pytest.raises(ValueError, match="'t'.*It s a caf"):
     texts.name_tokens(words, ("t",))
   # The paper's text is shown in whole.
   quote = texts.example(run, "", 512).quote
@@ -94,5 +94,5 @@ def test_readable_strips_the_marks_of_word_pieces():
   assert list(map(texts.readable, ("0x61", "0x0a"))) == ["a", "0x0a"]
   assert texts.name_tokens(read, ("was", "a")) == [2, 4]
   assert texts.name_tokens(read, ()) == [1, 3, 4, 5]
-  with pytest.raises(ValueError, match="'bad' is not among the ing"):
+  with pytest.raises(ValueError, match="'bad'.*the ing"):
     texts.name_tokens(read, ("bad",))

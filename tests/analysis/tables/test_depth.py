@@ -122,13 +122,13 @@ def test_depth_pairs_verdict_is_wider_or_undecided_for_one_seed():
 
 
 def test_select_points_refuses_runs_of_different_fields():
-  with pytest.raises(ValueError, match=r"compared.*\n  total_steps: 10, 20"):
+  with pytest.raises(ValueError, match="total_steps: 10, 20"):
     depth.select_points([*grid(), run(24, 64, 0, 5.0, total_steps=20)])
   other = run(24, 64, 0, 5.0)
   other["task_description"]["data"] = {"test": "4567"}
-  with pytest.raises(ValueError, match="data of data: .*0123.*4567"):
+  with pytest.raises(ValueError, match="data: .*0123.*4567"):
     depth.select_points([*grid(), other])
-  with pytest.raises(ValueError, match="run of listops"):
+  with pytest.raises(ValueError, match="listops.*loss per token"):
     depth.select_points([{"task": "listops", "metric": "accuracy"}])
 
 

@@ -1,6 +1,7 @@
 """Runs in folders, and their labels."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -88,9 +89,8 @@ def test_discover_notes_folders_that_are_no_runs(
   assert message in "\n".join(notes)
   assert "is not a run of this package" in "\n".join(notes)
   # Beside a checkpoint of a run there may be files of these names.
-  assert runs.discover([tmp_path])[1] == [
-    f"{tmp_path}: there is no run in it or below it."
-  ]
+  (note,) = runs.discover([tmp_path])[1]
+  assert str(tmp_path) in note
 
 
 def test_run_record_reports_an_incomplete_curve(tmp_path):
@@ -103,11 +103,11 @@ def test_run_record_reports_an_incomplete_curve(tmp_path):
 
   assert record().metrics_problem == ""
   path.write_text(lines[0])
-  assert record().metrics_problem == f"{path} holds 1 records instead of 2."
+  assert re.search(f"{path} .*1 .*2", record().metrics_problem)
   path.write_text(lines[0] + lines[1].replace("0.5", "0.6"))
-  assert record().metrics_problem == f"{path}: lines [2] are damaged."
+  assert f"{path}: lines [2]" in record().metrics_problem
   path.unlink()
-  assert record().metrics_problem == f"{path} holds 0 records instead of 2."
+  assert re.search(f"{path} .*0 .*2", record().metrics_problem)
   path.mkdir()
   assert f"{path} cannot be read" in record().metrics_problem
   assert record().metrics == []
@@ -137,7 +137,7 @@ def test_discover_leaves_out_results_of_another_config(tmp_path):
   shutil.copy(tmp_path / "b" / "config.json", tmp_path / "a")
   records, notes = runs.discover([tmp_path])
   assert [record.folder.name for record in records] == ["b"]
-  assert "config.json and results.json differ in task.name:" in notes[0]
+  assert "results.json" in notes[0] and "task.name" in notes[0]
 
 
 def result(task, config):

@@ -121,12 +121,12 @@ def test_of_tokens_reads_no_padding(axis):
 
 
 def test_entropy_refuses_too_few_values():
-  with pytest.raises(ValueError, match="7 values are too few"):
+  with pytest.raises(ValueError, match="7 values.*8"):
     e.entropy(np.arange(7.0))
   with pytest.raises(ValueError, match="'shannon'.*vasicek"):
     e.entropy(np.arange(9.0), "shannon")
   x = np.zeros((1, 4, 9))
   with pytest.raises(ValueError, match="'heads'.*units"):
     e.of_tokens(x, np.ones((1, 4)), axis="heads")
-  with pytest.raises(ValueError, match="at least eight tokens"):
+  with pytest.raises(ValueError, match='axis="tokens".*(eight|8)'):
     e.of_tokens(x, np.ones((1, 4)), axis="tokens")

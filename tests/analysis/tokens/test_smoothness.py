@@ -128,7 +128,7 @@ def test_flow_is_the_integral_of_the_gradient(fidelity):
 
 
 def test_flow_refuses_fidelity_without_first_values():
-  with pytest.raises(ValueError, match=r"fidelity=0.4 .*: give `first`"):
+  with pytest.raises(ValueError, match="fidelity=0.4.*`first`"):
     s.flow(normal(0, 6, 3), weights(2, 6), 1.0, 0.4)
 
 

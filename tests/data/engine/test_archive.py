@@ -1,6 +1,7 @@
 import gzip
 import itertools
 import os
+import re
 import tarfile
 import tracemalloc
 
@@ -32,7 +33,7 @@ def test_read_of_a_folder_is_that_of_an_archive(tmp_path):
 def test_read_of_a_single_file_is_its_own_member(tmp_path):
   (tmp_path / "test.csv").write_bytes(b"1,2")
   assert read(tmp_path / "test.csv") == {"test.csv": b"1,2"}
-  with pytest.raises(ValueError, match="neither a tar nor"):
+  with pytest.raises(ValueError, match=r"test\.csv.*\btar\b"):
     read(tmp_path / "test.csv", wanted=lambda name: False)
 
 
@@ -73,7 +74,8 @@ HOSTILE = {
 def test_read_refuses_members_outside_the_archive(tmp_path, case):
   files, links = HOSTILE[case]
   path = write_tar(tmp_path / "a.tar.gz", {**FILES, **files}, links)
-  with pytest.raises(ValueError, match="was refused, nothing was kept"):
+  name = [*files, *(link for link, *_ in links)][0]
+  with pytest.raises(ValueError, match=re.escape(repr(name))):
     read(path)
   assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz"]
 
@@ -138,7 +140,7 @@ def test_read_skips_links_unless_wanted(tmp_path, kind, target):
   links = [("a/b/link", target, kind)]
   path = write_tar(tmp_path / "a.tar.gz", FILES, links)
   assert read(path, wanted=lambda name: name != "a/b/link") == FILES
-  with pytest.raises(ValueError, match="'a/b/link' only as a link to"):
+  with pytest.raises(ValueError, match="'a/b/link'.*link"):
     read(path)
 
 
@@ -146,33 +148,33 @@ def test_read_refuses_a_link_out_of_a_folder(tmp_path):
   folder = write_folder(tmp_path / "x", FILES)
   (tmp_path / "secret.txt").write_text("secret")
   os.symlink(tmp_path / "secret.txt", folder / "a" / "link.txt")
-  with pytest.raises(ValueError, match="leads out of it"):
+  with pytest.raises(ValueError, match=r"'a/link\.txt'.*link"):
     read(folder)
 
 
 def test_read_refuses_bombs_before_unpacking(tmp_path):
   path = write_tar(tmp_path / "a.tar.gz", {"zeros": bytes(1 << 24)})
   assert path.stat().st_size < 1 << 17
-  with pytest.raises(ValueError, match="unpacks to more"):
+  with pytest.raises(ValueError, match=r"a\.tar\.gz unpacks"):
     read(path, max_bytes=1 << 20)
   # Also where the zeros stand in what nobody wants, or in a header.
-  with pytest.raises(ValueError, match="unpacks to more"):
+  with pytest.raises(ValueError, match=r"a\.tar\.gz unpacks"):
     read(path, max_bytes=1 << 20, wanted=lambda name: False)
   header = tarfile.TarInfo("pax")
   header.type, header.size = tarfile.XHDTYPE, 1 << 24
   with gzip.open(tmp_path / "b.tar.gz", "wb") as file:
     file.write(header.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 24))
-  with pytest.raises(ValueError, match="extension of a header of 16,777,216"):
+  with pytest.raises(ValueError, match="header.*16,777,216"):
     read(tmp_path / "b.tar.gz", max_bytes=1 << 20)
   # Also where they stand behind the end mark.
   with gzip.open(path, "ab") as file:
     file.write(bytes(1 << 24))
-  with pytest.raises(ValueError, match="unpacks to more"):
+  with pytest.raises(ValueError, match=r"a\.tar\.gz unpacks"):
     read(path, max_bytes=(1 << 24) + (1 << 20))
   folder = write_folder(tmp_path / "x", {"zeros": bytes(1 << 21)})
-  with pytest.raises(ValueError, match="unpacks to more"):
+  with pytest.raises(ValueError, match="x unpacks"):
     read(folder, max_bytes=1 << 20)
-  with pytest.raises(ValueError, match="unpacks to more"):
+  with pytest.raises(ValueError, match="x/zeros unpacks"):
     read(folder / "zeros", max_bytes=1 << 20)
 
 
@@ -182,7 +184,7 @@ def test_read_refuses_a_truncated_archive(tmp_path, mode):
   path = write_tar(tmp_path / "a.tar", content, mode=mode)
   complete = path.read_bytes()
   path.write_bytes(complete[: len(complete) * 2 // 3])
-  with pytest.raises(ValueError, match="cannot be read to its end"):
+  with pytest.raises(ValueError, match=r"a\.tar .*truncated"):
     read(path)
 
 
@@ -286,7 +288,7 @@ def test_read_refuses_two_files_of_a_name(tmp_path):
   write_tar(path, FILES, mode="w")
   with tarfile.open(path, "a") as file:
     file.addfile(tarfile.TarInfo("./a/one.txt"))
-  with pytest.raises(ValueError, match="two files with the name 'a/one.txt'"):
+  with pytest.raises(ValueError, match="two files.*'a/one.txt'"):
     read(path)
 
 
@@ -295,7 +297,7 @@ def test_read_refuses_two_files_of_a_name(tmp_path):
 )
 def test_read_refuses_files_that_are_no_archives(tmp_path, content):
   (tmp_path / "a.tar.gz").write_bytes(content)
-  with pytest.raises(ValueError, match="cannot be read to its end"):
+  with pytest.raises(ValueError, match=r"a\.tar\.gz .*no archive"):
     read(tmp_path / "a.tar.gz", wanted=lambda name: name.endswith(".txt"))
 
 
@@ -310,7 +312,7 @@ def test_find_looks_in_the_folder_and_names_the_archives(tmp_path, monkeypatch):
   monkeypatch.setenv("JAXFORMERS_DATA_ARCHIVES", str(tmp_path))
   assert archive.find(names, "", tmp_path) == tmp_path / "one.tar.gz"
   assert archive.find(names, str(manual), tmp_path) == manual
-  with pytest.raises(ValueError, match="no archive .*one.tar.gz or two"):
+  with pytest.raises(ValueError, match="nowhere.tar.gz.*one.tar.gz or two"):
     archive.find(names, "nowhere.tar.gz", tmp_path)
 
 

@@ -46,7 +46,7 @@ def test_prepare_refuses_a_repeated_key(tmp_path, shuffled, keys):
     "toy", {"text": bytes}, lambda archive: {"train": rows}, shuffled=shuffled
   )
   path = tmp_path / "toy.tar"
-  message = f"toy.tar holds the example {keys[0]!r} twice"
+  message = f"toy.tar.*{keys[0]!r} twice"
   with pytest.raises(ValueError, match=message):
     builder.prepare(toy, path, tmp_path, tmp_path / "downloads")
   assert not list(tmp_path.rglob("*.array_record*"))
@@ -146,9 +146,9 @@ def test_a_split_without_examples_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ("content", "reason"),
   [
-    (EPS, "no JPEG or PNG file"),
-    (picture()[:-30], "damaged or truncated"),
-    (picture(size=(3, 2)), "of 3 x 2 pixels instead of 32 x 24"),
+    (EPS, "JPEG.*PNG"),
+    (picture()[:-30], "truncated"),
+    (picture(size=(3, 2)), "3 x 2.*32 x 24"),
   ],
 )
 def test_open_prepared_refuses_images_it_cannot_decode(
@@ -161,7 +161,7 @@ def test_open_prepared_refuses_images_it_cannot_decode(
   builder.prepare(toy, None, tmp_path, tmp_path / "downloads")
   examples = builder.open_prepared(toy, tmp_path)["train"]
   assert examples[0]["image"].shape == (24, 32, 3)
-  with pytest.raises(ValueError, match=f"{tmp_path} holds .*{reason}"):
+  with pytest.raises(ValueError, match=f"{tmp_path}.*{reason}"):
     list(examples)
 
 
@@ -193,7 +193,7 @@ def test_open_examples_downloads_and_checks_the_archive(
     assert len(examples["train"]) == len(examples["test"]) == 6
     # Something else under the same address is refused, and nothing kept.
     bad = dataclasses.replace(remote, sha256="0" * 64)
-    with pytest.raises(ValueError, match=r"wrong checksum[\s\S]*task.archive"):
+    with pytest.raises(ValueError, match=r"checksum[\s\S]*task.archive"):
       preparation.open_examples(bad, tmp_path / "other")
     assert not list((tmp_path / "other").rglob("*.array_record*"))
     server.shutdown()
@@ -245,16 +245,14 @@ def test_open_examples_reads_a_directory_of_a_stock_builder(tmp_path):
 
 def test_open_examples_refuses_another_stock_directory(tmp_path):
   folder = stock(tmp_path / "stock", classes=("bad", "good"))
-  with pytest.raises(ValueError, match="not those of imdb_reviews"):
+  with pytest.raises(ValueError, match="'label'.*imdb_reviews"):
     preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))
   right = stock(tmp_path / "right")
-  with pytest.raises(ValueError, match="holds 1 examples .*25,000"):
+  with pytest.raises(ValueError, match=r"\b1 examples.*'train'.*25,000"):
     preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(right))
   text = (folder / "dataset_info.json").read_text()
   (folder / "dataset_info.json").write_text(
     text.replace('"array_record"', '"tfrecord"')
   )
-  with pytest.raises(
-    ValueError, match="only TensorFlow can read.*array_record"
-  ):
+  with pytest.raises(ValueError, match="tfrecord.*array_record"):
     preparation.open_examples(imdb.SOURCE, tmp_path / "data", str(folder))

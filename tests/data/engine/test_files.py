@@ -44,7 +44,7 @@ def test_walk_is_in_the_order_of_paths(tmp_path):
 def test_walk_refuses_links_in_a_circle(tmp_path):
   folder = write_folder(tmp_path / "x", {"a/b.txt": b"x"})
   os.symlink("..", folder / "a" / "up")
-  with pytest.raises(ValueError, match=r"a/up leads by a link back to .*/x, a"):
+  with pytest.raises(ValueError, match="a/up.*link.*/x"):
     files.walk(folder)
 
 
@@ -55,7 +55,7 @@ def test_decode_text_decodes_unicode_or_refuses():
   assert files.decode_text(b"", "x") == ""
   for encoding in ("cp1252", "utf-16-le", "utf-16-be", "utf-32-le"):
     content = "na\u00efve".encode(encoding)
-    with pytest.raises(ValueError, match=r"x.txt is not text in UTF-8 .place"):
+    with pytest.raises(ValueError, match="x.txt.*UTF-8.*place"):
       files.decode_text(content, "x.txt")
-  with pytest.raises(ValueError, match="not text in UTF-16"):
+  with pytest.raises(ValueError, match="x.txt.*UTF-16.*place"):
     files.decode_text(b"\xff\xfea", "x.txt")

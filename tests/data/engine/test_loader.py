@@ -53,7 +53,7 @@ def test_train_order_is_a_function_of_seed_and_step(lengths):
 
 
 def test_train_order_refuses_an_empty_split():
-  with pytest.raises(ValueError, match="empty"):
+  with pytest.raises(ValueError, match="split is empty"):
     loader.TrainOrder(0, 8, seed=0)
 
 

@@ -124,7 +124,7 @@ def test_features_file_imports_no_module_by_name(folder, foreign, place):
     builder.open_images,
     builder.open_texts,
   ):
-    with pytest.raises(ValueError, match=r"features.json .*'foreign.Feature'"):
+    with pytest.raises(ValueError, match="features.json.*'foreign.Feature'"):
       open_folder(folder)
 
 
@@ -133,7 +133,7 @@ def test_dataset_info_imports_no_module_by_name(folder, foreign):
     folder / "dataset_info.json",
     lambda info: info.update(features=PLACES["in a dictionary"](foreign)),
   )
-  with pytest.raises(ValueError, match=r"dataset_info.json .*foreign.Feature"):
+  with pytest.raises(ValueError, match="dataset_info.json.*foreign.Feature"):
     metadata.open_directory(folder)
 
 
@@ -159,7 +159,7 @@ BROKEN = {
 def test_open_directory_refuses_broken_files(folder, name, case):
   content = BROKEN[case].encode("utf-8", "surrogateescape")
   (folder / name).write_bytes(content)
-  with pytest.raises(ValueError, match=r"\.json cannot be read .*prepare it"):
+  with pytest.raises(ValueError, match=f"{name}.*tensorflow-datasets"):
     metadata.open_directory(folder)
 
 
@@ -178,7 +178,9 @@ def test_open_directory_refuses_broken_files(folder, name, case):
 )
 def test_open_directory_refuses_wrong_values(folder, change):
   edit(folder / "dataset_info.json", lambda info: info.update(change))
-  with pytest.raises(ValueError, match=r"json cannot be read .*prepare it"):
+  with pytest.raises(
+    ValueError, match=r"dataset_info\.json.*tensorflow-datasets"
+  ):
     metadata.open_directory(folder)
 
 
@@ -188,11 +190,11 @@ def test_open_images_refuses_labels_without_classes(folder):
     features["label"] = features["text"]
 
   edit(folder / "features.json", change)
-  with pytest.raises(ValueError, match="not `image` and `label` with names"):
+  with pytest.raises(ValueError, match="`image`.*`label`"):
     builder.open_images(folder)
 
 
 def test_open_directory_names_a_missing_file(folder):
   (folder / "features.json").unlink()
-  with pytest.raises(ValueError, match=r"features.json cannot be read .*No su"):
+  with pytest.raises(ValueError, match="features.json.*No such file"):
     metadata.open_directory(folder)

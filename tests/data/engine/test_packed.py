@@ -144,7 +144,7 @@ def test_build_waits_for_another_process(tmp_path, capsys):
   for job in jobs:
     job.join()
   assert len(calls) == 1
-  assert "Another process prepares a: waiting." in capsys.readouterr().err
+  assert "prepares a" in capsys.readouterr().err
 
 
 def test_build_in_an_unwritable_folder_names_data_dir(tmp_path):
@@ -227,9 +227,9 @@ def test_build_syncs_files_before_renaming(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("number", "reason"),
   [
-    (errno.ENOSPC, "the disk is full"),
-    (errno.EDQUOT, "the disk quota is used up"),
-    (errno.EFBIG, "the file size limit is reached"),
+    (errno.ENOSPC, "disk is full"),
+    (errno.EDQUOT, "disk quota"),
+    (errno.EFBIG, "file size limit"),
   ],
 )
 @pytest.mark.parametrize("kind", ["plain", "text", "cause", "later"])
@@ -268,5 +268,5 @@ def test_stage_reports_a_full_disk_of_its_own_folder(tmp_path):
   def outer(folder):
     packed.stage(tmp_path / "tfds" / "a", fail)
 
-  with pytest.raises(ValueError, match=f"^{tmp_path}/tfds/a cannot be written"):
+  with pytest.raises(ValueError, match=f"{tmp_path}/tfds/a .*disk is full"):
     packed.stage(tmp_path / "packed" / "a", outer)

@@ -43,7 +43,7 @@ def test_decode_refuses_a_png_with_changed_pixels():
   refused = 0
   for place in range(60, len(content) - 20, 97):
     content[place] ^= 4
-    with pytest.raises(ValueError, match="damaged or truncated"):
+    with pytest.raises(ValueError, match="damaged"):
       decode(bytes(content), size=SIZE)
     content[place] ^= 4
     refused += 1
@@ -77,26 +77,26 @@ def test_decode_reads_a_16_bit_png_by_its_upper_bytes():
   assert pixels.shape == (8, 8, 3)
   assert (pixels == (ramp >> 8)[..., None]).all()
   # Where grey levels are labels, no conversion is allowed.
-  with pytest.raises(ValueError, match="instead of L"):
+  with pytest.raises(ValueError, match=r"I;16.*\bL\b"):
     decode(file.getvalue(), mode="L")
 
 
 @pytest.mark.parametrize(
   ("content", "options", "reason"),
   [
-    (EPS, {}, "no JPEG or PNG file"),
-    (b"", {}, "no JPEG or PNG file"),
-    (picture("GIF"), {}, "no JPEG or PNG file"),
-    (picture("JPEG"), {"formats": ("PNG",)}, "no PNG file"),
-    (picture(), {"size": (32, 25)}, "of 32 x 24 pixels instead of 32 x 25"),
-    (picture(), {"max_pixels": 767}, "of 32 x 24 pixels, more than 767"),
-    (picture(mode="P"), {"mode": "L"}, "of mode P instead of L"),
-    (picture()[:-30], {}, "damaged or truncated"),
-    (picture("JPEG")[:-30], {}, "damaged or truncated"),
+    (EPS, {}, "JPEG.*PNG"),
+    (b"", {}, "JPEG.*PNG"),
+    (picture("GIF"), {}, "JPEG.*PNG"),
+    (picture("JPEG"), {"formats": ("PNG",)}, "no PNG"),
+    (picture(), {"size": (32, 25)}, "32 x 24.*32 x 25"),
+    (picture(), {"max_pixels": 767}, "32 x 24.*767"),
+    (picture(mode="P"), {"mode": "L"}, r"mode P\b.*\bL\b"),
+    (picture()[:-30], {}, "damaged"),
+    (picture("JPEG")[:-30], {}, "damaged"),
   ],
 )
 def test_decode_refuses_unreadable_files(no_program, content, options, reason):
-  with pytest.raises(ValueError, match=f"^is {reason}"):
+  with pytest.raises(ValueError, match=reason):
     decode(content, **options)
 
 
@@ -115,10 +115,10 @@ def test_decode_refuses_bombs_before_decoding(monkeypatch):
   header = struct.pack(">IIBBBBB", 50_000, 40_000, 8, 2, 0, 0, 0)
   start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
   rest = chunk(b"IDAT", zlib.compress(bytes(10_000))) + chunk(b"IEND", b"")
-  with pytest.raises(ValueError, match="50000 x 40000 pixels, more than 100,0"):
+  with pytest.raises(ValueError, match="50000 x 40000.*100,000,000"):
     decode(start + rest)
   text = b"a\0\0" + zlib.compress(bytes(PngImagePlugin.MAX_TEXT_CHUNK + 1))
-  with pytest.raises(ValueError, match="damaged or truncated .*too large"):
+  with pytest.raises(ValueError, match="PngImagePlugin.MAX_TEXT_CHUNK"):
     decode(start + chunk(b"zTXt", text) + rest)
 
 

@@ -129,7 +129,7 @@ def test_open_splits_refuses_another_archive(tmp_path):
   keys = ("source", "sha256", "authors_checksum")
   assert {key: record[key] for key in keys} == {key: info[key] for key in keys}
   for folder in ("packed", "nothing more"):
-    with pytest.raises(ValueError, match=r"prepared from another.*one.tar"):
+    with pytest.raises(ValueError, match="one.tar.*two.tar"):
       open_splits(archived(), ENCODE, data_dir=data, archive=str(second))
     if folder == "packed":  # Then the array_record files know as much.
       (data / "packed" / "toy-3-plain").rename(data / "packed" / "gone")
@@ -164,11 +164,11 @@ def test_open_splits_without_archive_and_network_names_remedies(
   began = time.monotonic()
   remote = archived("https://example.invalid/toy.tar")
   with pytest.raises(
-    ValueError, match=r"with a network.*--archive PATH.*task.archive=PATH"
+    ValueError, match="example.invalid.*--archive PATH.*task.archive=PATH"
   ):
     open_splits(remote, ENCODE, data_dir=tmp_path)
   alone = archived(local_only="cannot be downloaded: it is LRA's")
-  with pytest.raises(ValueError, match=r"it is LRA's.*toy.tar with --archive"):
+  with pytest.raises(ValueError, match="LRA's.*toy.tar.*--archive"):
     open_splits(alone, ENCODE, data_dir=tmp_path)
   assert time.monotonic() - began < 5
 
@@ -197,8 +197,8 @@ def test_open_splits_reports_a_full_disk_with_its_folder(tmp_path, limit):
   assert run.returncode == 1
   stage = "tfds/toy-3" if limit == 20_000 else "packed/toy-3-long"
   last = run.stderr.splitlines()[-1]
-  assert f"{tmp_path / stage} cannot be written: the file size limit" in last
-  assert "Make room and run again, or choose another place: pass --data" in last
+  assert f"{tmp_path / stage} " in last and "file size limit" in last
+  assert "--data_dir" in last
   assert run.stderr.count("Traceback") == 1
   left = {path.parent.name for path in tmp_path.rglob("*") if path.is_file()}
   assert left <= {"packed", "tfds"} if limit == 20_000 else "packed" in left
@@ -210,7 +210,7 @@ def test_data_folder_is_the_given_or_default_folder(tmp_path, monkeypatch):
   monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
   assert preparation.data_folder("") == tmp_path / "b"
   (tmp_path / "file").touch()
-  with pytest.raises(ValueError, match="cannot be made.*config.data_dir"):
+  with pytest.raises(ValueError, match="file/c.*config.data_dir"):
     preparation.data_folder(str(tmp_path / "file" / "c"))
 
 
@@ -221,9 +221,9 @@ def test_data_folder_without_home_is_refused(tmp_path, monkeypatch):
   monkeypatch.delenv("HOME", raising=False)
   monkeypatch.delenv("JAXFORMERS_DATA_DIR", raising=False)
   monkeypatch.setattr(pwd, "getpwuid", unknown)
-  with pytest.raises(ValueError, match="HOME is not set .*--config.data_dir="):
+  with pytest.raises(ValueError, match="HOME.*--config.data_dir="):
     preparation.data_folder("")
-  with pytest.raises(ValueError, match="'~/data' begins with ~"):
+  with pytest.raises(ValueError, match="'~/data'"):
     preparation.data_folder("~/data")
   assert preparation.data_folder(str(tmp_path / "a")) == tmp_path / "a"
   monkeypatch.setenv("JAXFORMERS_DATA_DIR", str(tmp_path / "b"))
@@ -244,5 +244,5 @@ def test_open_splits_ignores_files_of_operating_systems(tmp_path):
   (folder / ".DS_Store").write_text("xx")
   read("now")
   (folder / "a.txt").write_text("aa")
-  with pytest.raises(ValueError, match="was prepared from another archive"):
+  with pytest.raises(ValueError, match="toy-3-plain.*listing"):
     read("now")

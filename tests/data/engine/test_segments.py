@@ -99,9 +99,9 @@ def test_segments_digest_depends_on_tokens_and_stride():
 
 @pytest.mark.parametrize("stride", [0, 5])
 def test_segments_refuse_a_stride_that_leaves_tokens_out(stride):
-  with pytest.raises(ValueError, match=rf"stride={stride} is not in 1 to 4"):
+  with pytest.raises(ValueError, match=f"stride={stride} .*4"):
     Segments(np.arange(9), 4, stride)
   with pytest.raises(ValueError, match="most=-1"):
     Segments(np.arange(9), 4, 4, most=-1)
-  with pytest.raises(ValueError, match="nothing to predict"):
+  with pytest.raises(ValueError, match="1 token.*predict"):
     Segments(np.arange(1), 4, 4)

@@ -151,7 +151,7 @@ def test_tar_read_refuses_damage_in_little_memory(case):
 
 
 def test_tar_read_names_the_place_of_damage():
-  with pytest.raises(tarfile.ReadError, match="damaged header.*after 'x', by"):
+  with pytest.raises(tarfile.ReadError, match="header.*after 'x', byte"):
     read(header("x") + b"x" * 512 + END)
   with pytest.raises(
     tarfile.ReadError, match="ends before its end mark in the middle of 'x'"
@@ -165,9 +165,9 @@ def test_tar_read_allows_any_padding_but_a_header_in_the_last_record():
   padding = b"left over".ljust(tar.RECORD - len(sound), b"\1")
   assert read(gzip.compress(sound + padding)) == {"x": b""}
   for wrong in (header("y") + END, padding + b"\1"):
-    with pytest.raises(tarfile.ReadError, match="behind its end mark"):
+    with pytest.raises(tarfile.ReadError, match="end mark after 'x'"):
       read(gzip.compress(sound + wrong))
-  with pytest.raises(tarfile.ReadError, match="behind its end mark"):
+  with pytest.raises(tarfile.ReadError, match="end mark after 'x'"):
     read(sound + padding)
 
 

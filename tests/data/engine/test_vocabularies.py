@@ -135,16 +135,19 @@ def test_read_keeps_tokens_added_by_a_tokenizer(tmp_path):
   [
     (
       {"vocab__txt": b"[PAD]\n[UNK]\ncaf\xe9\n"},
-      r"not text in UTF-8 .place 15",
+      "vocab.txt.*UTF-8.*place 15",
     ),
-    ({"tokenizer_config__json": {}}, r"'The'.*does not say do_lower_case"),
-    ({"tokenizer_config__json": b"{"}, "tokenizer_config.json cannot be read"),
-    ({"tokenizer_config__json": b"[]"}, "is not a JSON object"),
-    ({"tokenizer_config__json": {"do_lower_case": 0}}, "give true or false"),
+    ({"tokenizer_config__json": {}}, "'The'.*do_lower_case"),
+    ({"tokenizer_config__json": b"{"}, "tokenizer_config.json.*property name"),
+    ({"tokenizer_config__json": b"[]"}, "tokenizer_config.json.*JSON object"),
+    (
+      {"tokenizer_config__json": {"do_lower_case": 0}},
+      "do_lower_case=0.*true.*false",
+    ),
     ({"tokenizer_config__json": {"unk_token": "the"}}, "unk_token='the'"),
     (
       {"special_tokens_map__json": {"sep_token": {"content": "</s>"}}},
-      "special_tokens_map.json has sep_token='</s>'",
+      "special_tokens_map.json.*sep_token='</s>'",
     ),
     (
       {"tokenizer_config__json": {"tokenizer_class": "RobertaTokenizer"}},
@@ -161,10 +164,13 @@ def test_read_keeps_tokens_added_by_a_tokenizer(tmp_path):
           "added_tokens_decoder": {"20": {"content": "<user>"}},
         }
       },
-      "adds the token '<user>'",
+      "tokenizer_config.json.*'<user>'",
     ),
-    ({"tokenizer__json": b"{}"}, "tokenizer.json cannot be read"),
-    ({"tokenizer__json": {"model": {"type": "X"}}}, "cannot be read"),
+    ({"tokenizer__json": b"{}"}, "tokenizer.json.*'model'"),
+    (
+      {"tokenizer__json": {"model": {"type": "X"}}},
+      "tokenizer.json.*ModelUntagged",
+    ),
   ],
 )
 def test_read_refuses_wrong_files(tmp_path, files, message):
@@ -178,18 +184,18 @@ def test_read_refuses_a_tokenizer_unlike_the_vocabulary(tmp_path, case):
   path = write(tmp_path, vocab__txt=PIECES)
   pieces = PIECES[:6] if case == "pieces" else PIECES
   vocabulary = {piece: i for i, piece in enumerate(pieces)}
-  message = "have other vocabularies"
+  message = "vocab.txt.*tokenizer.json.*vocabular"
   if case == "padding":
     path.unlink()
     vocabulary |= {"[PAD]": 1, "[UNK]": 0}
-    message = r"\[PAD\] has the id 1"
+    message = r"\[PAD\].*\bid 1\b"
   tokenizer = vocabularies.from_vocabulary(vocabulary)
   if case == "kind":
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    message = "a tokenizer of BPE"
+    message = r"tokenizer.json.*\bBPE\b"
   if case == "options":
     write(tmp_path, tokenizer_config__json={"do_lower_case": False})
-    message = "asks for lowercase=False: correct or remove one"
+    message = "tokenizer.json.*lowercase=False"
   tokenizer.save(str(tmp_path / "tokenizer.json"))
   with pytest.raises(ValueError, match=message):
     vocabularies.read_tokenizer(tmp_path)
@@ -202,12 +208,12 @@ def test_require_same_refuses_another_tokenizer(tmp_path):
   write(tmp_path, tokenizer_config__json={"do_lower_case": True})
   require(tmp_path, ours.to_str(), "advice")
   write(tmp_path, tokenizer_config__json={"do_lower_case": False})
-  with pytest.raises(ValueError, match=r'The normalizer.*"lowercase": false'):
+  with pytest.raises(ValueError, match='normalizer.*"lowercase": false'):
     require(tmp_path, ours.to_str(), "advice")
   write(
     tmp_path,
     tokenizer_config__json={"do_lower_case": True},
     vocab__txt=PIECES[:-1],
   )
-  with pytest.raises(ValueError, match="The model of the tokenizer.*advice"):
+  with pytest.raises(ValueError, match='model.*"WordPiece".*advice'):
     require(tmp_path, ours.to_str(), "advice")

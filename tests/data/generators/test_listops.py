@@ -139,9 +139,9 @@ def test_trees_of_seed_zero_begin_as_before():
     (dict(max_args=1), "max_args=1"),
     (
       dict(num_validation=0),
-      "num_validation=0.*choose at least 1 for every split",
+      "num_validation=0.*split",
     ),
-    (dict(min_length=10, max_length=11), "No tree is longer than 10"),
+    (dict(min_length=10, max_length=11), "10.*11.*min_length"),
   ],
 )
 def test_settings_refuse_impossible_lengths(settings, message):
@@ -154,7 +154,7 @@ def test_generate_refuses_more_trees_than_exist(monkeypatch):
   settings = listops.Settings(
     min_length=3, max_length=5, max_depth=2, max_args=2, num_train=10_000
   )
-  with pytest.raises(ValueError, match="gave no new tree"):
+  with pytest.raises(ValueError, match="5,000 roots.*max_depth=2"):
     listops.generate(settings)
 
 
@@ -196,9 +196,9 @@ def test_generate_makes_longer_test_expressions():
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"operators": ""}, "operators is empty"),
-    ({"operators": "MIN AVG"}, "operator '.AVG'"),
-    ({"test_min_length": 90, "test_max_length": 80}, "longer than 90"),
+    ({"operators": ""}, "operators.*MIN, MAX"),
+    ({"operators": "MIN AVG"}, "operator.*AVG.*MAX"),
+    ({"test_min_length": 90, "test_max_length": 80}, "90.*80.*test_min_length"),
   ],
 )
 def test_settings_refuse_wrong_arguments(fields, message):

@@ -58,13 +58,13 @@ def test_write_tsv_begins_with_the_header_of_lra(tmp_path):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    ("( [MAX 2 ) ] )", r"Expected.*a tab"),
-    ("( [MAX 2 ) ] )\t12", r"Expected.*digit"),
-    ("\t5", "Expected.*found"),
-    ("] ] 3\t3", "A bracket closes no operation"),
-    ("[MAX 2\t2", "is not one expression"),
-    ("[MAX 2 3 ]\t2", "has the value 3, not 2"),
-    ("( [AVG 2 ) ] )\t2", r"'\[AVG' is not a ListOps token"),
+    ("( [MAX 2 ) ] )", r"tab.*MAX 2 \) \] \)"),
+    ("( [MAX 2 ) ] )\t12", "digit.*12"),
+    ("\t5", r"expression.*\\t5"),
+    ("] ] 3\t3", "[Bb]racket.*operation"),
+    ("[MAX 2\t2", "one expression.*brackets"),
+    ("[MAX 2 3 ]\t2", r"value 3\b.*\b2\b"),
+    ("( [AVG 2 ) ] )\t2", r"'\[AVG'.*ListOps"),
   ],
 )
 def test_parse_refuses_a_wrong_line(line, message):

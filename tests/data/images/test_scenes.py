@@ -102,10 +102,10 @@ def test_training_windows_avoid_a_single_class():
 @pytest.mark.parametrize(
   ("annotation", "reason"),
   [
-    (pictures.picture(mode="L")[:-20], "damaged or truncated"),
-    (pictures.picture(mode="P"), "of mode P instead of L"),
-    (pictures.picture(mode="L", size=(32, 20)), "32 x 20 pixels instead of"),
-    (pictures.EPS, "no PNG file"),
+    (pictures.picture(mode="L")[:-20], "truncated"),
+    (pictures.picture(mode="P"), r"mode P\b.*\bL\b"),
+    (pictures.picture(mode="L", size=(32, 20)), "32 x 20"),
+    (pictures.EPS, "no PNG"),
   ],
 )
 def test_scene_refuses_annotations_that_do_not_fit(
@@ -122,8 +122,8 @@ def test_scene_refuses_annotations_that_do_not_fit(
   stored = packed.open_split(folder).select(np.array([2, 0]))
   source = s.Scenes(stored, (16, 16, 3), 5)
   assert source.scene(1)[0].shape == (24, 32, 3)
-  message = f"{folder}: file 2 of 2 of example 2 is .*{reason}"
-  with pytest.raises(ValueError, match=f"{message}.* Delete {folder.parent}"):
+  message = f"{folder}.*file 2 of 2.*example 2.*{reason}.*{folder.parent} "
+  with pytest.raises(ValueError, match=message):
     source.batch(np.array([1, 0]))
 
 

@@ -113,9 +113,9 @@ def test_select_of_images_keeps_labels_and_changes_the_digest():
 @pytest.mark.parametrize(
   ("file", "reason"),
   [
-    (pictures.EPS, "no JPEG or PNG file"),
-    (pictures.picture("JPEG")[:-40], "damaged or truncated"),
-    (b"", "no JPEG or PNG file"),
+    (pictures.EPS, "JPEG.*PNG"),
+    (pictures.picture("JPEG")[:-40], "truncated"),
+    (b"", "JPEG.*PNG"),
   ],
 )
 def test_batch_names_a_damaged_image(tmp_path, no_program, file, reason):
@@ -126,6 +126,6 @@ def test_batch_names_a_damaged_image(tmp_path, no_program, file, reason):
   train = Images(stored, (6, 8, 3), encoded=True, augment=Augment(flip=True))
   assert train.pixels(np.array([0])).shape == (1, 6, 8, 3)
   number = 3 if file else "[13]"
-  message = f"{tmp_path / 'train'}: file 1 of 1 of example {number} is {reason}"
+  message = f"{tmp_path / 'train'}.*file 1 of 1.*example {number}.*{reason}"
   with pytest.raises(ValueError, match=message):
     train.batch(np.array([0, 1]), 0, (0, 0, 0))

@@ -54,10 +54,10 @@ def test_open_folder_reads_class_folders(root):
 
 
 def test_open_folder_refuses_folders_that_are_no_classes(root, tmp_path):
-  with pytest.raises(ValueError, match="'n02', which is none of the classes"):
+  with pytest.raises(ValueError, match="'n02'.*'n01' to 'n03'"):
     stores.open_folder(root, ("n01", "n03"))
   (tmp_path / "empty" / "n01").mkdir(parents=True)
-  with pytest.raises(ValueError, match=r"holds no .jpeg"):
+  with pytest.raises(ValueError, match=r"empty.*\.jpeg"):
     stores.open_folder(tmp_path / "empty", ("n01",))
 
 
@@ -76,7 +76,7 @@ def test_open_prepared_reads_labels_once(tmp_path):
   assert Examples.asked == 7
   # Damaged labels are refused, and made again once they are removed.
   np.save(tmp_path / "labels" / "labels.npy", np.zeros(7, np.int32))
-  with pytest.raises(ValueError, match=f"Remove {tmp_path / 'labels'} and run"):
+  with pytest.raises(ValueError, match=f"{tmp_path / 'labels'}/labels.npy"):
     stores.open_prepared(examples, tmp_path / "labels")
   shutil.rmtree(tmp_path / "labels")
   again = stores.open_prepared(examples, tmp_path / "labels", "other")
@@ -94,7 +94,7 @@ def test_pixels_names_an_image_that_cannot_be_decoded(
   (root / "n02" / "1.JPEG").write_bytes(content)
   store = stores.open_folder(root, stores.list_classes(root))
   split = Images(store, (16, 16, 3), True)
-  with pytest.raises(ValueError, match=r"n02/1.JPEG is .*Fetch the file again"):
+  with pytest.raises(ValueError, match=r"n02/1\.JPEG"):
     split.pixels(np.array([1, 2]))
 
   class Examples(list):
@@ -106,7 +106,7 @@ def test_pixels_names_an_image_that_cannot_be_decoded(
     examples, tmp_path / "labels", origin="PATH, split 'test'"
   )
   split = Images(store.select(np.array([1])), (16, 16, 3), True)
-  message = "example 1 of PATH, split 'test' is .*Prepare the set again"
+  message = "example 1 of PATH.*'test'"
   with pytest.raises(ValueError, match=message):
     split.pixels(np.array([0]))
 
@@ -132,9 +132,9 @@ def test_open_folder_follows_links_and_reads_non_utf8_names(root, tmp_path):
   split = Images(store, (16, 16, 3), True)
   assert split.pixels(np.arange(4)).shape == (4, 16, 16, 3)
   (other / "none.png").symlink_to(tmp_path / "nowhere")
-  with pytest.raises(ValueError, match=r"none.png is no file, or a link"):
+  with pytest.raises(ValueError, match=r"none\.png.*link"):
     stores.open_folder(root, ("n01", "n02", "n03"))
   (other / "none.png").unlink()
   (other / "up").symlink_to(root)
-  with pytest.raises(ValueError, match=r"up/n01 leads by a link back to"):
+  with pytest.raises(ValueError, match="up/n01.*link"):
     stores.open_folder(root, ("n01", "n02", "n03"))

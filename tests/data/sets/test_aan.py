@@ -27,7 +27,7 @@ def test_aan_reads_pairs_unquoted(tmp_path):
 
 def test_aan_refuses_other_counts_unless_asked_for(tmp_path):
   path = write_tar(tmp_path / "a.tar.gz", pairs(COUNTS))
-  with pytest.raises(ValueError, match=r"holds 6 .*147,086.*num_train"):
+  with pytest.raises(ValueError, match=r"\b6 examples.*147,086.*num_train"):
     read(aan.source(), path)
   assert aan.source().key != aan.source(**SMALL).key
 
@@ -39,7 +39,7 @@ def test_aan_names_broken_lines(tmp_path, line):
   files = pairs(COUNTS)
   name = "lra_release/tsv_data/new_aan_pairs.train.tsv"
   files[name] = files[name].replace(b"\n", b"\n" + line + b"\n", 1)
-  with pytest.raises(ValueError, match=r"train.tsv, line 2: expected a label"):
+  with pytest.raises(ValueError, match="train.tsv, line 2.*label"):
     read(aan.source(**SMALL), write_folder(tmp_path / "x", files))
 
 
@@ -47,7 +47,9 @@ def test_aan_refuses_a_repeated_file(tmp_path):
   files = pairs(COUNTS)
   name = "lra_release/tsv_data/new_aan_pairs.train.tsv"
   files["again/new_aan_pairs.train.tsv"] = files[name]
-  with pytest.raises(ValueError, match="one file of each name"):
+  with pytest.raises(
+    ValueError, match="again/new_aan_pairs.train.tsv.*lra_release"
+  ):
     read(aan.source(**SMALL), write_folder(tmp_path / "x", files))
 
 

@@ -31,17 +31,17 @@ def test_ade20k_pairs_images_and_annotations(tmp_path):
 def test_ade20k_refuses_incomplete_folders(tmp_path):
   folder = scenes.write(tmp_path / "ADEChallengeData2016")
   with pytest.raises(
-    ValueError, match="12 training and 3 .* of 20,210 and 2,000.*set num_train"
+    ValueError, match="12 training.*3 .*20,210.*2,000.*num_train"
   ):
     ade20k.source().read(folder)
   annotations = folder / "annotations" / "training"
   (annotations / "ADE_training_00000003.png").unlink()
-  with pytest.raises(ValueError, match="the image of 'ADE_training_00000003'"):
+  with pytest.raises(ValueError, match="image.*'ADE_training_00000003'"):
     FEW.read(folder)
   (folder / "images/training/ADE_training_00000003.jpg").unlink()
-  with pytest.raises(ValueError, match="11 training and 3 .* of 12 and 3"):
+  with pytest.raises(ValueError, match="11 training.*3 .*12"):
     FEW.read(folder)
-  with pytest.raises(ValueError, match="0 training and 0 validation"):
+  with pytest.raises(ValueError, match="0 training.*0 validation"):
     FEW.read(folder / "images")
   shutil.copytree(annotations, folder / "copy" / "annotations" / "training")
   with pytest.raises(ValueError, match="annotation of 'ADE_.*' twice"):
@@ -57,11 +57,11 @@ def test_ade20k_source_key_differs_for_a_part():
 @pytest.mark.parametrize(
   ("kind", "content", "reason"),
   [
-    ("images", pictures.EPS, "no JPEG or PNG file"),
-    ("images", pictures.picture("JPEG")[:-40], "damaged or truncated"),
-    ("annotations", pictures.picture("JPEG"), "no PNG file"),
-    ("annotations", pictures.picture(mode="P"), "of mode P instead of L"),
-    ("annotations", pictures.picture(mode="L"), "of 32 x 24 pixels instead"),
+    ("images", pictures.EPS, "JPEG.*PNG"),
+    ("images", pictures.picture("JPEG")[:-40], "truncated"),
+    ("annotations", pictures.picture("JPEG"), "no PNG"),
+    ("annotations", pictures.picture(mode="P"), r"mode P\b.*\bL\b"),
+    ("annotations", pictures.picture(mode="L"), "32 x 24"),
   ],
 )
 def test_ade20k_names_files_that_cannot_be_decoded(
@@ -74,5 +74,5 @@ def test_ade20k_names_files_that_cannot_be_decoded(
     image = folder / "images" / "training" / f"{path.stem}.jpg"
     image.write_bytes(pictures.picture("JPEG"))
   name = f"{kind}/training/{path.name}"
-  with pytest.raises(ValueError, match=f"{folder} holds '{name}'.*{reason}"):
+  with pytest.raises(ValueError, match=f"{folder}.*'{name}'.*{reason}"):
     FEW.read(folder)

@@ -27,7 +27,7 @@ def test_ag_news_reads_articles(tmp_path, few):
 def test_ag_news_without_train_csv_needs_protocol_test_only(tmp_path, few):
   files = {"test.csv": articles({"test": 2})["ag_news_csv/test.csv"]}
   folder = write_folder(tmp_path / "ag", files)
-  with pytest.raises(ValueError, match="no train.csv.*protocol test_only"):
+  with pytest.raises(ValueError, match="train.csv.*test_only"):
     ag_news.read(folder)
   for path in (folder, folder / "test.csv"):
     assert len(ag_news.read_test(path)["test"]) == 8
@@ -36,14 +36,17 @@ def test_ag_news_without_train_csv_needs_protocol_test_only(tmp_path, few):
 def test_ag_news_refuses_other_files(tmp_path, few):
   for line in (b'"5","a","b"\n', b'"1","a"\n', b"\n"):
     (tmp_path / "test.csv").write_bytes(line)
-    with pytest.raises(ValueError, match="test.csv, row 1: expected a class"):
+    with pytest.raises(ValueError, match="test.csv, row 1.*class"):
       ag_news.read_test(tmp_path / "test.csv")
-  for content in (b'"1","' + b"x" * 200_000 + b'","b"\n', b"\xff\xfe"):
+  for content, reason in (
+    (b'"1","' + b"x" * 200_000 + b'","b"\n', "131072"),
+    (b"\xff\xfe", "'utf-8'"),
+  ):
     (tmp_path / "test.csv").write_bytes(content)
-    with pytest.raises(ValueError, match="is not a CSV file of AG's News"):
+    with pytest.raises(ValueError, match=f"test.csv.*CSV.*{reason}"):
       ag_news.read_test(tmp_path / "test.csv")
   short = write_tar(tmp_path / "a.tar.gz", articles({"train": 2, "test": 2}))
-  with pytest.raises(ValueError, match="instead of 3"):
+  with pytest.raises(ValueError, match="2 examples.*'World'.*3"):
     ag_news.read(short)
 
 

@@ -50,8 +50,8 @@ def test_cifar10_refuses_pickles_unread(tmp_path, write):
   }
   with pytest.raises(
     ValueError,
-    match=r"'cifar-10-batches-py/data_batch_1', a pickle.*fetch cifar-10-"
-    r"binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar",
+    match=r"'cifar-10-batches-py/data_batch_1'.*"
+    r"https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar",
   ):
     cifar10.read(write(tmp_path / "cifar-10-python.tar.gz", files))
 
@@ -59,9 +59,7 @@ def test_cifar10_refuses_pickles_unread(tmp_path, write):
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
 def test_cifar10_refuses_broken_batches(tmp_path, content):
   folder = write_folder(tmp_path / "x", {"data_batch_1.bin": content})
-  with pytest.raises(
-    ValueError, match=r"data_batch_1.bin., which is \d+ bytes long"
-  ):
+  with pytest.raises(ValueError, match=r"data_batch_1\.bin.*\d+ bytes"):
     cifar10.read(folder)
 
 
@@ -88,14 +86,14 @@ def test_cifar10_reads_class_folders(tmp_path, monkeypatch, no_program):
   _, example = splits["train"][1]
   np.testing.assert_array_equal(example["image"][3, 4], [10, 20, 30])
   missing = dict(list(files.items())[1:])
-  with pytest.raises(ValueError, match="1 examples of 'airplane'"):
+  with pytest.raises(ValueError, match="1 examples.*'airplane'"):
     cifar10.read(write_tar(tmp_path / "b.tar.gz", missing))
   name = "c/train/airplane/0.jpg"
   for content, message in (
-    (picture((33, 32)), "33 x 32 pixels"),
-    (b"no picture", "no JPEG or PNG file"),
-    (EPS, "no JPEG or PNG file"),
-    (picture()[:60], r"which is damaged or truncated .*\. Fetch it again"),
+    (picture((33, 32)), "0.jpg.*33 x 32"),
+    (b"no picture", "0.jpg.*JPEG.*PNG"),
+    (EPS, "0.jpg.*JPEG.*PNG"),
+    (picture()[:60], "0.jpg.*truncated"),
   ):
     path = write_tar(tmp_path / "c.tar.gz", {**files, name: content})
     with pytest.raises(ValueError, match=message):

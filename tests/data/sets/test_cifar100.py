@@ -37,16 +37,16 @@ def test_cifar100_reads_fine_labels_and_colour_planes(tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    (lambda c: c[:-5], "bytes long"),
-    (lambda c: c[:-ROW], "99 examples of 'worm'"),
-    (lambda c: c[:1] + b"\xff" + c[2:], "labels beyond 99"),
+    (lambda c: c[:-5], r"test\.bin.*30,739,995 bytes"),
+    (lambda c: c[:-ROW], "1 examples of 'apple'.*'train'.*500"),
+    (lambda c: c[:1] + b"\xff" + c[2:], r"test\.bin.*labels beyond 99"),
   ],
 )
 def test_cifar100_refuses_other_files(tmp_path, change, message):
   content = files({"train": 1, "test": 100})
   name = "cifar-100-binary/test.bin"
   content[name] = change(content[name])
-  with pytest.raises(ValueError, match=f"{message}|instead of 500"):
+  with pytest.raises(ValueError, match=message):
     cifar100.read(write_tar(tmp_path / "cifar-100-binary.tar.gz", content))
 
 
@@ -59,5 +59,7 @@ def test_cifar100_refuses_pickles_unread(tmp_path):
   files = {
     f"cifar-100-python/{name}": b"never read" for name in ("meta", "train")
   }
-  with pytest.raises(ValueError, match="a pickle.*fetch cifar-100-binary.tar"):
+  with pytest.raises(
+    ValueError, match="'cifar-100-python/train'.*cifar-100-binary.tar"
+  ):
     cifar100.read(write_tar(tmp_path / "cifar-100-python.tar.gz", files))

@@ -28,9 +28,7 @@ def test_imdb_reads_reviews_and_skips_other_files(tmp_path, monkeypatch):
 
 def test_imdb_refuses_other_counts(tmp_path):
   path = write_tar(tmp_path / "a.tar.gz", reviews(2))
-  with pytest.raises(
-    ValueError, match="holds 2 examples of 'neg' under 'train'"
-  ):
+  with pytest.raises(ValueError, match="2 examples.*'neg'.*'train'"):
     imdb.read(path)
 
 

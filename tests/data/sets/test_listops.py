@@ -55,23 +55,23 @@ def test_listops_released_finds_its_files_in_the_release(tmp_path):
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    (b"[MAX 2 3 ]\t2", "has the value 3, not 2"),
-    (b"[MAX 2 3\t3", "not one expression|closes no operation"),
-    (b"[MOX 2 3 ]\t3", "'.MOX' is not a ListOps token"),
-    (b"[MAX 2 3 ]", "a tab and a digit"),
-    (b"[MAX 2 \xff ]\t3", "xff. is not a ListOps token"),
-    (b"[MAX 2 3 ]\t\xff", "a tab and a digit"),
+    (b"[MAX 2 3 ]\t2", r"value 3\b.*\b2\b"),
+    (b"[MAX 2 3\t3", "one expression"),
+    (b"[MOX 2 3 ]\t3", "'.MOX'.*ListOps"),
+    (b"[MAX 2 3 ]", "tab.*digit"),
+    (b"[MAX 2 \xff ]\t3", "xff.*ListOps"),
+    (b"[MAX 2 3 ]\t\xff", "tab.*digit"),
   ],
 )
 def test_listops_released_names_broken_lines(tmp_path, line, message):
   name = "lra_release/listops-1000/basic_val.tsv"
   files = FILES | {name: b"Source\tTarget\n" + line + b"\n"}
   path = write_folder(tmp_path / "x", files)
-  with pytest.raises(ValueError, match=f"basic_val.tsv, line 2: .*{message}"):
+  with pytest.raises(ValueError, match=f"basic_val.tsv, line 2.*{message}"):
     f.released(**ONE).read(path)
 
 
 def test_listops_released_refuses_other_counts(tmp_path):
   path = write_folder(tmp_path / "x", FILES)
-  with pytest.raises(ValueError, match="holds 1 examples .* instead of 96,000"):
+  with pytest.raises(ValueError, match=r"\b1 examples.*96,000"):
     f.released().read(path)

@@ -111,7 +111,7 @@ def test_pathfinder_generation_leaves_no_partial_chunk(
 
   monkeypatch.setattr(np, "savez", fail)
   source = f.generated(SETTINGS, tmp_path / "work")
-  with pytest.raises(ValueError, match=r"cannot be written: the disk is full"):
+  with pytest.raises(ValueError, match="pathfinder32-easy.*disk is full"):
     pack(source, tmp_path)
   assert not list((tmp_path / "work" / source.key).iterdir())
 
@@ -163,7 +163,7 @@ def test_pathfinder_released_accepts_any_archive_name(tmp_path, name):
 
 def test_pathfinder_export_refuses_to_overwrite(tmp_path):
   f.export(SETTINGS, tmp_path)
-  with pytest.raises(ValueError, match="exists already: delete it"):
+  with pytest.raises(ValueError, match="pathfinder32/curv_baseline"):
     f.export(SETTINGS, tmp_path)
 
 
@@ -184,36 +184,42 @@ def test_pathfinder_released_skips_the_one_empty_picture(tmp_path):
   assert len(f.released(32, "hard", 4).read(path)["hard"]) == 3
   empty["imgs/0/sample_3.png"] = b""
   path = write_folder(tmp_path / "y", release(**empty))
-  with pytest.raises(ValueError, match="holds 2 examples .* instead of 3"):
+  with pytest.raises(ValueError, match="2 examples.*'hard'.*3"):
     f.released(32, "hard", 4).read(path)
 
 
 @pytest.mark.parametrize(
   ("files", "message"),
   [
-    ({"imgs/0/sample_1.png": picture(31)}, "31 x 31 pixels"),
-    ({"imgs/0/sample_1.png": picture(mode="RGB")}, "mode RGB instead of"),
-    ({"imgs/0/sample_1.png": b"junk"}, "sample_1.png'.*no PNG file"),
-    ({"imgs/0/sample_1.png": EPS}, "no PNG file"),
-    ({"imgs/0/sample_1.png": picture()[:50]}, "damaged or truncated"),
-    ({"metadata/0.npy": b"imgs/0 sample_9.png 0 1\n"}, "no picture"),
-    ({"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"}, "but the label '2'"),
-    ({"metadata/0.npy": b"imgs/0\n"}, "fewer than four"),
-    ({"metadata/0.npy": b"\xff\xfe"}, "no metadata"),
-    ({"metadata/0.npy": b"\x93NUMPYjunk"}, "no metadata"),
-    ({"metadata/0.npy": array(np.arange(4))}, "fewer than four"),
-    ({"metadata/0.npy": array(np.array(None))}, "no metadata"),
-    ({"metadata/0.npy": array(np.ones((2, 3)))}, "fewer than four"),
-    ({"metadata/0.npy": array(np.ones((2, 4)))}, "no picture '1.0/1.0'"),
+    ({"imgs/0/sample_1.png": picture(31)}, "sample_1.png.*31 x 31"),
+    ({"imgs/0/sample_1.png": picture(mode="RGB")}, "sample_1.png.*mode RGB"),
+    ({"imgs/0/sample_1.png": b"junk"}, "sample_1.png.*no PNG"),
+    ({"imgs/0/sample_1.png": EPS}, "sample_1.png.*no PNG"),
+    ({"imgs/0/sample_1.png": picture()[:50]}, "sample_1.png.*truncated"),
+    (
+      {"metadata/0.npy": b"imgs/0 sample_9.png 0 1\n"},
+      "0.npy, row 1.*sample_9.png",
+    ),
+    (
+      {"metadata/0.npy": b"imgs/0 sample_1.png 0 2\n"},
+      "0.npy, row 1.*label '2'",
+    ),
+    ({"metadata/0.npy": b"imgs/0\n"}, "0.npy.*four fields"),
+    ({"metadata/0.npy": b"\xff\xfe"}, "0.npy.*no metadata"),
+    ({"metadata/0.npy": b"\x93NUMPYjunk"}, "0.npy.*no metadata"),
+    ({"metadata/0.npy": array(np.arange(4))}, "0.npy.*four fields"),
+    ({"metadata/0.npy": array(np.array(None))}, "0.npy.*no metadata"),
+    ({"metadata/0.npy": array(np.ones((2, 3)))}, "0.npy.*four fields"),
+    ({"metadata/0.npy": array(np.ones((2, 4)))}, "0.npy, row 1.*'1.0/1.0'"),
     (
       {
         "metadata/0.npy": array(np.ones((10, 4))).replace(
           b"(10, 4), }" + b" " * 11, b"(9999999999999, 4), }"
         )
       },
-      "no metadata",
+      "0.npy.*no metadata",
     ),
-    ({"metadata/0.npy": b""}, "holds 0 examples"),
+    ({"metadata/0.npy": b""}, "0 examples.*'hard'.*4"),
   ],
 )
 def test_pathfinder_released_refuses_broken_files(

@@ -33,12 +33,12 @@ def test_squad_reads_questions_from_a_folder_and_a_tar(tmp_path):
 
 def test_squad_refuses_other_counts_and_formats(tmp_path):
   folder = write_folder(tmp_path / "few", files({"train": 1, "dev": 1}))
-  with pytest.raises(ValueError, match="holds 4 examples under 'train' inst"):
+  with pytest.raises(ValueError, match="4 examples.*'train'.*8"):
     SOURCE.read(folder)
   for content in (b'{"data": [{}]}', b"[]", b'{"data"', b'{"data": 3}'):
     bad = files({"train": 2, "dev": 1}) | {"dev-v1.1.json": content}
     folder = write_folder(tmp_path / "bad", bad)
-    with pytest.raises(ValueError, match=r"dev-v1.1.json.*SQuAD v1.1's format"):
+    with pytest.raises(ValueError, match=r"dev-v1\.1\.json.*SQuAD"):
       SOURCE.read(folder)
   # Questions of version 2 may have no answer.
   content = files({"train": 2, "dev": 1})
@@ -46,7 +46,7 @@ def test_squad_refuses_other_counts_and_formats(tmp_path):
   data["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
   content["dev-v1.1.json"] = json.dumps(data).encode()
   folder = write_folder(tmp_path / "v2", content)
-  with pytest.raises(ValueError, match="'dev-0-Ada' without an answer"):
+  with pytest.raises(ValueError, match="'dev-0-Ada'.*answer"):
     SOURCE.read(folder)
 
 
@@ -108,5 +108,5 @@ def test_squad_f1_and_exact_match_by_hand(predicted, answer, f1, exact):
 
 
 def test_squad_evaluate_refuses_no_questions():
-  with pytest.raises(ValueError, match="no questions"):
+  with pytest.raises(ValueError, match="questions to score"):
     squad.evaluate([], [])

@@ -30,17 +30,19 @@ def test_sts12_names_missing_or_damaged_files(tmp_path):
   gold = "STS/STS12-en-test/STS.gs.MSRvid.txt"
   few = {name: text for name, text in content.items() if name != gold}
   folder = write_folder(tmp_path / "few", few)
-  with pytest.raises(ValueError, match=r"holds no STS.gs.MSRvid.txt"):
+  with pytest.raises(ValueError, match="STS.gs.MSRvid.txt"):
     sts12.read(folder)
   few.pop("wiki1m_for_simcse.txt")
-  with pytest.raises(ValueError, match="holds no wiki1m_for_simcse.txt or tr"):
+  with pytest.raises(
+    ValueError, match="wiki1m_for_simcse.txt.*STS.gs.MSRvid.txt"
+  ):
     sts12.read(write_folder(tmp_path / "fewer", few))
   for changed in (b"1.0\n", b"x\n" * 4):
     folder = write_folder(tmp_path / "bad", content | {gold: changed})
-    with pytest.raises(ValueError, match="not in SentEval's format"):
+    with pytest.raises(ValueError, match="bad.*SentEval's format"):
       sts12.read(folder)
   twice = write_folder(tmp_path / "two", content | {"train.txt": b"a b\n"})
-  with pytest.raises(ValueError, match="two files for train"):
+  with pytest.raises(ValueError, match="two files.*wiki1m_for_simcse.txt"):
     sts12.read(twice)
 
 

@@ -104,10 +104,10 @@ def test_text_files_without_split_names_are_training_texts(tmp_path):
 
 def test_text_files_refuse_one_text_without_validation(tmp_path):
   path = folder(tmp_path, **{"train.txt": "one"})
-  with pytest.raises(ValueError, match=r"1 training texts and no validation"):
+  with pytest.raises(ValueError, match=r"\b1 training text.*validation.txt"):
     text_files.read(path)
   folder(tmp_path, **{"valid.txt": "two"})
-  with pytest.raises(ValueError, match=r"no test split.*called test.txt"):
+  with pytest.raises(ValueError, match=r"\b1 training text.*test.txt"):
     text_files.read(path)
 
 
@@ -123,11 +123,11 @@ def test_pieces_cuts_long_texts_at_lines():
 
 def test_text_files_refuse_folders_without_training_text(tmp_path):
   path = folder(tmp_path, **{"test.txt": "three"})
-  with pytest.raises(ValueError, match="no training text but test"):
+  with pytest.raises(ValueError, match=r"texts.*training text.*\.txt"):
     text_files.read(path)
   empty = tmp_path / "empty"
   empty.mkdir()
-  with pytest.raises(ValueError, match="no text files at all"):
+  with pytest.raises(ValueError, match="empty.*text files"):
     text_files.read(empty)
 
 
@@ -157,9 +157,9 @@ def test_text_files_refuse_other_encodings(tmp_path, encoding):
     tmp_path, **{"train.txt": "a", "valid.txt": "b", "test.txt": ""}
   )
   (path / "test.txt").write_bytes(TEXT.encode(encoding))
-  with pytest.raises(ValueError, match="texts/test.txt is not text in UTF-8"):
+  with pytest.raises(ValueError, match="texts/test.txt.*UTF-8"):
     read(path)
-  with pytest.raises(ValueError, match="/test.txt is not text in UTF-8"):
+  with pytest.raises(ValueError, match="/test.txt.*UTF-8"):
     read(path / "test.txt")
 
 
@@ -194,13 +194,11 @@ def test_text_files_follow_links(tmp_path):
   (other / "b.txt").write_text("linked more")
   assert len({before, after, text_files.source(path).key}) == 3
   (other / "c.txt").symlink_to(tmp_path / "nowhere")
-  with pytest.raises(ValueError, match=r"more/c.txt is no file, or a link"):
+  with pytest.raises(ValueError, match=r"more/c\.txt.*link"):
     read(path)
   (other / "c.txt").unlink()
   (other / "up").symlink_to(path)
-  with pytest.raises(
-    ValueError, match="more/up leads by a link back to .*texts,"
-  ):
+  with pytest.raises(ValueError, match="more/up.*link.*texts"):
     read(path)
 
 
@@ -226,22 +224,22 @@ def test_decoded_reads_one_compressed_text_and_a_folder_refuses_it(
   path.write_bytes(module.compress(TEXT.encode() * 3))
   (_, content), *more = text_files._decoded(path)
   assert content.decode() == TEXT * 3 and not more
-  with pytest.raises(ValueError, match=f"texts.txt.{ending} is compressed"):
+  with pytest.raises(ValueError, match=f"texts.txt.{ending}.*unpack"):
     read(tmp_path)
   path.write_bytes(path.read_bytes()[:-9])
-  with pytest.raises(ValueError, match="cannot be read to its end"):
+  with pytest.raises(ValueError, match=f"texts.txt.{ending}.*truncated"):
     list(text_files._decoded(path))
 
 
 def test_text_files_refuse_a_compressed_file_that_is_no_text(tmp_path):
   path = tmp_path / "texts.gz"
   path.write_bytes(gzip.compress(TEXT.encode() * 99))
-  with pytest.raises(ValueError, match="a compressed 'texts', and neither"):
+  with pytest.raises(ValueError, match=r"texts\.gz.*compressed 'texts'"):
     read(path)
 
 
 def test_text_files_refuse_a_zip_archive(tmp_path):
   with zipfile.ZipFile(tmp_path / "texts.zip", "w") as file:
     file.writestr("train.txt", TEXT)
-  with pytest.raises(ValueError, match="texts.zip is a zip archive.*unpack it"):
+  with pytest.raises(ValueError, match=r"texts\.zip.*unpack"):
     read(tmp_path / "texts.zip")

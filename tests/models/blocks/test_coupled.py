@@ -167,18 +167,18 @@ def test_coupled_layers_have_no_certificate():
 
 
 def test_coupled_refuses_wrong_options():
-  with pytest.raises(ValueError, match=r"d_model=15 is odd.*even"):
+  with pytest.raises(ValueError, match="d_model=15.*even"):
     build("s5", d_model=15)
   with pytest.raises(
     ValueError, match=r"norm.*'batch'.*layer, none, rms, scale"
   ):
     build("s5", block={"norm_type": "batch"})
-  with pytest.raises(ValueError, match=r"'isometric' has no mixer"):
+  with pytest.raises(ValueError, match="coupled=True.*'isometric'"):
     build("isometric", mixer={})
   with pytest.raises(ValueError, match=r"num_heads.*8"):
     build("transformer", mixer={"num_heads": 16})
   scheduled = {"fidelity": 0.5, "fidelity_schedule": (1.0, 0.5)}
-  with pytest.raises(ValueError, match=r"Coupled layers|can be undone"):
+  with pytest.raises(ValueError, match='memory="reversible".*recomputed'):
     build("neutreno", memory="reversible", mixer=scheduled)
   build("neutreno", mixer=scheduled)
   assert Coupled(None, 2).final_norm

@@ -182,18 +182,17 @@ def test_layers_of_rejects_other_layers():
   block = Injective(mine, 2)
   assert invertible.layers_of(block) is None
   assert invertible.layers_of(Injective(TransJect, 2)) is not None
-  with pytest.raises(ValueError, match="injective layers"):
+  with pytest.raises(ValueError, match="Injective.*random_transject"):
     invertible.require_layers(block)
 
 
 def test_require_layers_names_the_invertible_models():
-  with pytest.raises(
-    ValueError, match=r"those of allpass.*isometric.*transject.*recomputed"
-  ):
+  message = 'memory="reversible".*allpass.*isometric.*transject.*recomputed'
+  with pytest.raises(ValueError, match=message):
     build("transformer", "reversible")
-  with pytest.raises(ValueError, match=r"num_layers=1.*at least"):
+  with pytest.raises(ValueError, match="num_layers=1.*2 layers"):
     build("transject", "reversible", num_layers=1)
-  with pytest.raises(ValueError, match=r"memory mode 'kept'.*recomputed"):
+  with pytest.raises(ValueError, match="memory mode.*'kept'.*recomputed"):
     build("transject", "kept")
   with pytest.raises(ValueError, match=r"PreNorm.*transject"):
     invertible.require_layers(PreNorm(None, 2))

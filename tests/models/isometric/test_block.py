@@ -97,13 +97,13 @@ def test_isometric_kinds_mark_eigenvalues():
 
 
 def test_isometric_refuses_widths_its_dilations_do_not_divide():
-  with pytest.raises(ValueError, match=r"d_model=8 with 3 dilations.*of 12"):
+  with pytest.raises(ValueError, match="d_model=8.*3.*12"):
     build(dilations=(1, 2, 3))
-  with pytest.raises(ValueError, match=r"form 'wide'.*pointwise"):
+  with pytest.raises(ValueError, match="form.*'wide'.*pointwise"):
     build(form="wide")
-  with pytest.raises(ValueError, match=r"a 'narrow'.*budget"):
+  with pytest.raises(ValueError, match=r"\ba\b.*'narrow'.*budget"):
     build(a="narrow")
-  with pytest.raises(ValueError, match=r"d_model=6.*multiple of 4"):
+  with pytest.raises(ValueError, match="d_model=6.*4"):
     build(d_model=6)
 
 

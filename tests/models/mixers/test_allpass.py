@@ -221,7 +221,7 @@ def test_allpass_mixer_expands_no_direction_and_is_causal(causal):
 
 
 def test_allpass_mixer_refuses_odd_pairs_of_channels():
-  with pytest.raises(ValueError, match="6 channels.*both directions.*of 4"):
+  with pytest.raises(ValueError, match="6 channels.*4"):
     sequential.init(MIXERS["allpass"](), 6)
-  with pytest.raises(ValueError, match="5 channels.*multiple of 2"):
+  with pytest.raises(ValueError, match="5 channels.*2"):
     sequential.init(MIXERS["allpass"](causal=True), 5)

@@ -68,5 +68,5 @@ def test_linformer_refuses_a_rank_out_of_range(rank):
   x = jnp.ones((1, 1, 4, 2))
   tools = dict.fromkeys(("draw", "dropout", "param"))
   call = functools.partial(linformer, x, x, x, max_len=4, **tools)
-  with pytest.raises(ValueError, match=f"rank={rank} is not in 1 to max_len=4"):
+  with pytest.raises(ValueError, match=f"rank={rank} .*max_len=4"):
     call(mask=jnp.ones((1, 4), bool), rank=rank)

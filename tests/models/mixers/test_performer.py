@@ -128,7 +128,7 @@ def test_orthogonal_features_are_orthogonal_in_blocks_with_normal_norms():
   [
     ({"num_features": 0}, "num_features=0"),
     ({"epsilon": -1.0}, "epsilon=-1.0"),
-    ({"epsilon": 1e-4, "causal": True}, "epsilon=0.0001 with causal=True"),
+    ({"epsilon": 1e-4, "causal": True}, "epsilon=0.0001.*causal=True"),
   ],
 )
 def test_performer_refuses_wrong_options(options, message):

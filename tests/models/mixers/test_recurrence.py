@@ -22,7 +22,7 @@ def test_gated_output_is_its_equation(form):
 
 
 def test_gated_output_refuses_an_unknown_gate():
-  with pytest.raises(ValueError, match="glu 'half'.*full, half1, half2, none"):
+  with pytest.raises(ValueError, match="glu.*'half'.*full, half1, half2, none"):
     sequential.init(MIXERS["lru"](glu="half"), 4)
 
 

@@ -55,5 +55,5 @@ def test_rglru_square_root_has_a_bounded_slope():
 
 def test_causal_recurrences_refuse_causal_false():
   for name in ("rglru", "mamba"):
-    with pytest.raises(ValueError, match=f"'{name}' reads earlier.*or choose"):
+    with pytest.raises(ValueError, match=f"'{name}'.*causal=False.*lru"):
       sequential.init(MIXERS[name](causal=False), 4)

@@ -132,7 +132,7 @@ def test_certified_s4d_does_not_depend_on_padding():
 
 
 def test_s4d_gain_refuses_gates_and_dropout():
-  with pytest.raises(ValueError, match="glu='none'.*no dropout"):
+  with pytest.raises(ValueError, match="certified=True.*glu='none'.*dropout"):
     sequential.init(MIXERS["s4d"](certified=True, glu="none"), 4)
   with pytest.raises(ValueError, match="certified=True"):
     MIXERS["s4d"]().gain({})

@@ -77,7 +77,7 @@ def test_skyformer_with_all_landmarks_is_kernelized_attention():
   ("options", "message"),
   [
     ({"num_landmarks": 7}, "num_landmarks=7.*even"),
-    ({"num_landmarks": 10}, "num_landmarks=10.*of 2 to 8"),
+    ({"num_landmarks": 10}, "num_landmarks=10.*2.*8"),
     ({"gamma": -0.1}, "gamma=-0.1"),
     ({"inverse_steps": 0}, "inverse_steps=0"),
   ],

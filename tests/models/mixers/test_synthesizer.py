@@ -152,8 +152,8 @@ def test_synthesizer_with_query_key_logits_is_softmax():
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"kind": "vanilla"}, "kind of synthesizer 'vanilla'.*factorized_dense"),
-    ({"kind": "dot+dot"}, "name a kind once"),
+    ({"kind": "vanilla"}, "synthesizer.*'vanilla'.*factorized_dense"),
+    ({"kind": "dot+dot"}, r"kind='dot\+dot'"),
     ({"factor": 0}, "factor=0"),
   ],
 )
