@@ -737,3 +737,32 @@ def test_documented_task_trains(examples, tmp_path):
   results = loop.run(shorten(config), tmp_path / "run")
   assert results["task"] == "same_ends"
   assert {*results["baselines"]} == {"majority class", "first-token rule"}
+
+
+NAMED_TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
+# Pages that show how to write files.
+WRITING_PAGES = (*EXAMPLE_PAGES, BLOCK_PAGE)
+
+
+def test_tests_that_pages_name_exist():
+  offenders = []
+  for page in [*PAGES, ROOT / "SECURITY.md"]:
+    is_writing = page.relative_to(ROOT).as_posix() in WRITING_PAGES
+    for named in sorted(set(NAMED_TEST.findall(page.read_text()))):
+      path, _, name = named.partition("::")
+      exists = (ROOT / path).exists()
+      if not exists and is_writing:
+        continue
+      if not exists or (
+        name and f"def {name}(" not in (ROOT / path).read_text()
+      ):
+        offenders.append(f"{page.name} names {named}")
+  assert not offenders
+
+
+def test_every_public_name_loads():
+  import jaxformers
+
+  for name in dir(jaxformers):
+    assert getattr(jaxformers, name) is not None, name
+  assert jaxformers.UserError is registry.UserError

@@ -194,7 +194,7 @@ def test_mixer_half_precision_is_near_float32(name):
 
 
 @some
-def test_a_sample_without_tokens_is_finite(name):
+def test_mixer_is_finite_for_a_sample_without_tokens(name):
   _, variables, _ = make(name)
   x, mask = inputs()
   value, grad = sloped(name)(x, variables, np.zeros_like(mask), np.ones_like(x))
@@ -272,7 +272,7 @@ def test_mixer_gradients_match_finite_differences(name, options):
 @pytest.mark.parametrize(
   "name", slow_except(("local", "mega", "softmax"), models.causal_mixers())
 )
-def test_the_past_does_not_see_the_future(name, strict):
+def test_causal_mixer_does_not_see_later_tokens(name, strict):
   _, variables, apply = make(name, causal=True)
   x, mask = inputs()
   y = apply(variables, x, mask)
