@@ -98,7 +98,7 @@ def test_entropy_of_equal_values_is_left_out_of_the_summary(estimator):
   assert estimates.entropy[0] == -np.inf
   means = e.summary(estimates)
   assert means.finite == 0.5
-  assert means.count == 2
+  assert means.num_entropies == 2
   assert means.entropy == pytest.approx(estimates.entropy[1])
   assert math.isnan(e.summary(e.entropy(rows[:1], estimator)).shape)
 
