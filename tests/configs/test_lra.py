@@ -122,6 +122,7 @@ READINGS = {
 
 @pytest.mark.parametrize("protocol", long_except(("lra",), PROTOCOLS))
 @pytest.mark.parametrize("task", sorted(SIZES))
+@pytest.mark.slow
 def test_a_matched_transject_has_no_more_parameters(task, protocol):
   """And at most 15 % less: the next width that suits would have more."""
   config = c.plain(
@@ -140,6 +141,7 @@ def test_a_matched_transject_has_no_more_parameters(task, protocol):
   "model",
   long_except(("informer", "s5", "transject"), sorted(models.MODELS)),
 )
+@pytest.mark.slow
 def test_every_model_has_a_config_of_every_size(model):
   sizes = ("paper",)
   if model in (*shared.TRANSJECTS, *recurrences.MODELS):
@@ -155,7 +157,9 @@ def test_every_model_has_a_config_of_every_size(model):
   assert models.build(**config["model"], **sizes)
 
 
-@pytest.mark.parametrize("model", ["transject", "transformer"])
+@pytest.mark.parametrize(
+  "model", slow_except(("transject",), ["transject", "transformer"])
+)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("task", sorted(SIZES))
 def test_every_protocol_has_its_head(task, protocol, model):

@@ -26,6 +26,7 @@ def load(task, **arguments):
   ),
   ids="-".join,
 )
+@pytest.mark.slow
 def test_a_matched_recurrence_has_no_more_parameters(case):
   """And at most a tenth less: two more channels would be more."""
   task, protocol = case
@@ -164,6 +165,7 @@ def test_a_baseline_has_no_published_size():
     load("text", model="linformer", size="published")
 
 
+@pytest.mark.slow
 def test_groups_train_apart():
   """Kinds of an S5 move by their factor, and decay as their group says."""
   config = load("text", model="s5", size="published", protocol="s4")

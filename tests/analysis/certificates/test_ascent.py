@@ -57,6 +57,7 @@ def test_the_extreme_is_that_of_the_whole_way():
   assert_between(extremes[1], extremes[0], extremes[2])
 
 
+@pytest.mark.slow
 def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   a = np.tanh(2.0) / 2
   low, high = (1 - a) ** 4, (1 + a) ** 4

@@ -112,6 +112,7 @@ def test_no_replacement_moves_logits_beyond_the_bound(case):
 
 
 @pytest.mark.parametrize("case", long_except(CASES[:1], CASES), ids=str)
+@pytest.mark.slow
 def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   """Ascent over a radius that is certified leaves every example right."""
   name, pool, options = case
@@ -135,6 +136,7 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   assert any(is_tight[1::2])
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_all_replacements_of_one_token_find():
   """Greedy, but for one token it tries the steepest at eight of nine places."""
   model, params = build()
@@ -186,6 +188,7 @@ def test_certificates_and_attacks_never_cross():
     ("isometric", {"pool": "first"}),
   ],
 )
+@pytest.mark.slow
 def test_other_layers_have_no_certificate_but_can_be_attacked(name, options):
   model, params = build(name, **options)
   ids = ids_of(5, 4)

@@ -62,6 +62,7 @@ UNDONE = ["isometric", "allpass", "certified_s4d", "transformer", "s5"]
 
 
 @pytest.mark.parametrize("name", long_except(UNDONE[:1], UNDONE))
+@pytest.mark.slow
 def test_layers_that_can_be_undone_take_batches_of_any_size(name):
   """One program for two sizes, full lengths and others."""
   model = models.build(

@@ -105,6 +105,7 @@ def loss(params, model, key):
     ["transformer", "transject"],
   ),
 )
+@pytest.mark.slow
 def test_gradients_in_reverse_are_those_of_stored_activations(name):
   """Without dropout, whose masks are others; losses of a mixer included."""
   params = moved(build(name))
@@ -189,6 +190,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("name", long_except(["allpass"], sorted(BOUNDED)))
+@pytest.mark.slow
 def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   n, d = 5, 8
   with jax.enable_x64(True):

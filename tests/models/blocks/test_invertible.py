@@ -103,6 +103,7 @@ def test_gradients_are_those_of_stored_activations(name, gating):
 @pytest.mark.parametrize(
   "activations", long_except(("reversible",), ("recomputed", "reversible"))
 )
+@pytest.mark.slow
 def test_what_is_seen_of_the_layers_is_the_same(activations):
   ids = IDS[:2]
   params = moved(build("transject", "stored"))
@@ -146,6 +147,7 @@ def test_memory_does_not_grow_with_depth():
 
 
 @pytest.mark.usefixtures("optimized")
+@pytest.mark.slow
 def test_recomputing_keeps_less_than_storing_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)
@@ -317,6 +319,7 @@ INVERTIBLE = [
   "name",
   slow_except(("isometric",), INVERTIBLE, ("isometric", "transject")),
 )
+@pytest.mark.slow
 def test_pure_layers_are_the_modules(name):
   model = build(name, "stored")
   params = moved(model)

@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,12 +89,14 @@ class PropertiesTest(chex.TestCase):
 
   @chex.variants(with_pmap=True)
   @parameterized.parameters(("certified", "sequences"), ("paper", "tokens"))
+  @pytest.mark.slow
   def test_mapped_distances_stay_within_it(self, label, kind):
     """Under pmap a block computes what it does under jit: two blocks."""
     self.check_distances(label, kind)
 
   @chex.variants(without_jit=True)
   @parameterized.parameters(("isometric", "sequences"), ("paper", "tokens"))
+  @pytest.mark.slow
   def test_distances_without_jit_stay_within_it(self, label, kind):
     """Programs of single operations take long to compile: two blocks."""
     self.check_distances(label, kind)
