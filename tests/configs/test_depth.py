@@ -12,6 +12,7 @@ SIZES = (1.18, 2.23, 4.72, 9.33, 18.9, 37.7)
 
 
 @pytest.mark.parametrize("size", long_except((1,), range(1, 7)))
+@pytest.mark.slow
 def test_depth_configs_have_equal_parameters(size):
   for depth in (1, 2, 3, 4, 5, 6, 12, 24):
     config = c.load(f"configs/depth/figure2.py:depth={depth},size={size}")

@@ -125,6 +125,7 @@ READINGS = {
 
 @pytest.mark.parametrize("protocol", long_except(("lra",), PROTOCOLS))
 @pytest.mark.parametrize("task", sorted(SIZES))
+@pytest.mark.slow
 def test_lra_matched_transject_has_no_more_parameters_than_the_reference(
   task, protocol
 ):
@@ -145,6 +146,7 @@ def test_lra_matched_transject_has_no_more_parameters_than_the_reference(
   "model",
   long_except(("informer", "s5", "transject"), sorted(models.MODELS)),
 )
+@pytest.mark.slow
 def test_lra_text_config_builds_every_model_and_size(model):
   sizes = ("paper",)
   traits = find_traits(model)

@@ -27,6 +27,7 @@ def load(task, **arguments):
   ),
   ids="-".join,
 )
+@pytest.mark.slow
 def test_matched_recurrences_have_no_more_parameters_than_the_reference(case):
   """And at most a tenth less: two more channels would be more."""
   task, protocol = case
@@ -168,6 +169,7 @@ def test_published_size_is_refused_for_baselines():
     load("text", model="linformer", size="published")
 
 
+@pytest.mark.slow
 def test_s5_groups_train_with_their_own_rate_and_decay():
   """Kinds of an S5 move by their factor, and decay as their group says."""
   config = load("text", model="s5", size="published", protocol="s4")

@@ -40,12 +40,12 @@ def test_command_ends_quietly_at_a_broken_pipe(command):
 INTERRUPTED = """
 import importlib, os, signal, sys, threading, time
 sys.argv = ["jaxformers", *{arguments!r}]
-from jaxformers import commands
+from jaxformers.commands import console
 def stop():
   time.sleep({seconds})
   os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=stop, daemon=True).start()
-commands.console()
+console.console()
 time.sleep(60)
 """
 
@@ -71,7 +71,7 @@ def test_ctrl_c_in_a_command_is_one_line(arguments, seconds):
 
 def test_output_escapes_letters_outside_the_locale():
   code = (
-    "from jaxformers import interrupts\n"
+    "from jaxformers.foundations import interrupts\n"
     "with interrupts.closed_pipe():\n  print('\\xb1 \\udcff')"
   )
   done = subprocess.run(

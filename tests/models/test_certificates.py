@@ -110,6 +110,7 @@ def test_no_replacement_moves_logits_beyond_the_bound(case):
 
 
 @pytest.mark.parametrize("case", long_except(CASES[:1], CASES), ids=str)
+@pytest.mark.slow
 def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   """Ascent over a radius that is certified leaves every example right."""
   name, pool, options = case

@@ -52,6 +52,14 @@ def compiled(model):
   return jax.jit(functools.partial(model.apply, train=False))
 
 
+@functools.cache
+def sloped(model):
+  """The compiled gradient of the sum of squared logits."""
+  return jax.jit(
+    jax.grad(lambda params, ids: jnp.square(logits(model, params, ids)).sum())
+  )
+
+
 def logits(model, params, ids):
   return compiled(model)({"params": params}, ids)
 
@@ -84,9 +92,7 @@ def test_every_model_has_logits_and_a_gradient(name, strict):
 
 def test_model_parameters_all_have_a_gradient(name, strict):
   model, params, ids = make(name)
-  grads = jax.jit(jax.grad(lambda p: jnp.square(logits(model, p, ids)).sum()))(
-    params
-  )
+  grads = sloped(model)(params, ids)
   still = [
     jax.tree_util.keystr(path)
     for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
@@ -157,6 +163,7 @@ def test_model_small_residual_steps_survive_half_precision():
 @pytest.mark.parametrize(
   "mapping", slow_except(("expm",), sorted(orthogonal.MAPS), ("cayley", "expm"))
 )
+@pytest.mark.slow
 def test_model_gradient_reaches_parameters_of_every_map(mapping):
   model, params, ids = make("transject", orthogonal_map=mapping)
 
@@ -176,7 +183,7 @@ def test_model_gradient_reaches_parameters_of_every_map(mapping):
 def test_model_gradients_are_finite_at_the_rezero_start(name):
   model, _, ids = make(name)
   params = init(model, ids)
-  grads = jax.jit(jax.grad(lambda p: logits(model, p, ids).sum()))(params)
+  grads = sloped(model)(params, ids)
   chex.assert_tree_all_finite(grads)
   if "transject" in name:
     layers = grads["encoder"]

@@ -35,6 +35,12 @@ def plain(name):
   return make(name)
 
 
+@functools.cache
+def compiled(step):
+  """The program of a step, which several tests run."""
+  return jax.jit(step)
+
+
 def make(name, **options):
   return examples.setup(name, "sgd", 0.1, **options)
 
@@ -51,7 +57,7 @@ def test_train_step_gradient_is_that_of_the_mean_loss_with_maps_inside():
     return total / 8
 
   grads = jax.jit(jax.grad(loss))(start.params)
-  after, sums = jax.jit(step)(start, batch)
+  after, sums = compiled(step)(start, batch)
   want = jax.tree.map(lambda p, g: p - 0.1 * g, start.params, grads)
   chex.assert_trees_all_close(after.params, want, atol=1e-5)
   assert after.step == 1
@@ -59,9 +65,10 @@ def test_train_step_gradient_is_that_of_the_mean_loss_with_maps_inside():
 
 
 @pytest.mark.parametrize("name", SOME)
+@pytest.mark.slow
 def test_train_step_accumulation_equals_the_whole_batch(name):
   _, start, batch, step = setup(name)
-  one, sums = jax.jit(step)(start, batch)
+  one, sums = compiled(step)(start, batch)
   for parts in (2, 4):
     many, others = jax.jit(functools.partial(step, accumulate=parts))(
       start, batch
@@ -75,8 +82,8 @@ def test_train_step_parts_stay_on_their_devices():
   _, start, batch, step = setup()
   step = functools.partial(step, accumulate=2)
   layout = compilers.layout()
-  compiled, place = compilers.compile_step("jit", step, layout, state=start)
-  text = compiled.lower(layout.place_state(start), place(batch)).compile()
+  run, place = compilers.compile_step("jit", step, layout, state=start)
+  text = run.lower(layout.place_state(start), place(batch)).compile()
   text = text.as_text()
   assert "all-reduce" in text
   assert "all-gather" not in text
@@ -85,15 +92,16 @@ def test_train_step_parts_stay_on_their_devices():
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("name", SOME)
+@pytest.mark.slow
 def test_train_step_under_jit_and_pmap_agrees_on_four_devices(name):
   _, start, batch, step = setup(name)
   results = []
   for mode in ("jit", "pmap"):
     layout = compilers.layout()
-    compiled, place = compilers.compile_step(mode, step, layout, state=start)
+    run, place = compilers.compile_step(mode, step, layout, state=start)
     now = layout.place_state(start)
     for _ in range(3):
-      now, sums = compiled(now, place(batch))
+      now, sums = run(now, place(batch))
     results.append(jax.device_get((now, sums)))
   (a, sums_a), (b, sums_b) = results
   chex.assert_trees_all_close(sums_a, sums_b, rtol=1e-5)
@@ -113,10 +121,10 @@ def test_train_step_batch_norm_is_over_all_devices(name):
   after, sums = jax.jit(step)(start, batch)
   assert "statistics" not in sums
   for mode in ("jit", "pmap"):
-    compiled, place = compilers.compile_step(
+    run, place = compilers.compile_step(
       mode, step, compilers.layout(), state=start
     )
-    many, _ = compiled(compilers.layout().place_state(start), place(batch))
+    many, _ = run(compilers.layout().place_state(start), place(batch))
     chex.assert_trees_all_close(
       after.params, jax.device_get(many.params), atol=1e-4
     )
@@ -135,6 +143,7 @@ def test_train_step_batch_norm_is_over_all_devices(name):
     assert jnp.abs(whole[key] - before[key]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_train_step_margin_is_minimised_and_not_reported():
   """The reported loss is that without replacement; the gradient has a share."""
   model, start, batch, step = setup("isometric")
@@ -167,9 +176,8 @@ def test_train_step_ignores_examples_of_weight_zero():
   _, start, batch, step = setup()
   less = {key: value[:5] for key, value in batch.items()}
   padded = dict(batch, weights=np.array([1] * 5 + [0] * 3, np.float32))
-  step = jax.jit(step)
-  a, sums_a = step(start, less)
-  b, sums_b = step(start, padded)
+  a, sums_a = compiled(step)(start, less)
+  b, sums_b = compiled(step)(start, padded)
   chex.assert_trees_all_close(a.params, b.params, atol=1e-6)
   chex.assert_trees_all_close(sums_a, sums_b, rtol=1e-6)
 
@@ -178,11 +186,12 @@ def test_train_step_does_not_recompile():
   _, start, batch, step = setup()
   chex.clear_trace_counter()
   counted = chex.assert_max_traces(lambda s, b: step(s, b), n=1)
-  compiled = jax.jit(counted)
+  run = jax.jit(counted)
   for _ in range(3):
-    start, _ = compiled(start, batch)
+    start, _ = run(start, batch)
 
 
+@pytest.mark.slow
 def test_train_step_dropout_is_a_function_of_seed_and_step():
   _, start, batch, step = setup(
     "transformer", mixer={"dropout_rate": 0.5}, block={"dropout_rate": 0.5}
@@ -199,7 +208,7 @@ def test_train_step_dropout_is_a_function_of_seed_and_step():
 def test_eval_step_accepts_ready_rotations():
   model, start, batch, _ = setup()
   rotations = orthogonal.rotations(start.params, "cayley")
-  evaluate = functools.partial(steps.eval_step, model=model)
+  evaluate = jax.jit(functools.partial(steps.eval_step, model=model))
   direct = evaluate({"params": start.params}, batch)
   made = evaluate({"params": start.params, "rotations": rotations}, batch)
   chex.assert_trees_all_close(direct, made, rtol=1e-6)
@@ -212,12 +221,13 @@ def test_train_step_keeps_matrices_orthogonal(dtype):
   _, start, batch, step = setup(dtype=dtype)
   compiled = jax.jit(step)
   for _ in range(30):
-    start, _ = compiled(start, batch)
+    start, _ = compiled(step)(start, batch)
   for q in jax.tree.leaves(orthogonal.rotations(start.params, "cayley")):
     assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
   assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(start.params))
 
 
+@pytest.mark.slow
 def test_train_step_average_of_parameters_decays_exponentially(smoke, tmp_path):
   trainer = Trainer(open_run(smoke(ema_decay=0.9), tmp_path))
   want = jax.device_get(trainer.state.params)

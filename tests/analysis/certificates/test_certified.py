@@ -15,6 +15,7 @@ from tests.models.test_certificates import build, ids_of
 VOCAB, LENGTH, CLASSES = 12, 9, 3
 
 
+@pytest.mark.slow
 def test_attack_replace_matches_exhaustive_search_for_one_token():
   """Greedy, but for one token it tries the steepest at eight of nine places."""
   model, params = build()
@@ -66,6 +67,7 @@ def test_certified_accuracy_never_exceeds_attacked_accuracy():
     ("isometric", {"pool": "first"}),
   ],
 )
+@pytest.mark.slow
 def test_certified_accuracy_is_empty_for_uncertified_layers(name, options):
   model, params = build(name, **options)
   ids = ids_of(5, 4)

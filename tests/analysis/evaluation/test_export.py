@@ -64,6 +64,7 @@ UNDONE = ["isometric", "allpass", "certified_s4d", "transformer", "s5"]
 
 
 @pytest.mark.parametrize("name", long_except(UNDONE[:1], UNDONE))
+@pytest.mark.slow
 def test_exported_invertible_model_takes_any_batch_size(name):
   """One program for two sizes, full lengths and others."""
   model = models.build(

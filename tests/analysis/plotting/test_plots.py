@@ -10,6 +10,7 @@ import pytest
 
 from jaxformers.analysis.plotting import plots as p
 from jaxformers.analysis.plotting.figures import Texts
+from tests.marks import slow_except
 
 TEXTS = Texts("n", "t", "c")
 
@@ -84,7 +85,7 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(EVERY))
+@pytest.mark.parametrize("kind", slow_except(("pairs",), sorted(EVERY)))
 def test_every_figure_writes_csv_png_and_svg(kind, tmp_path):
   figure = EVERY[kind]()
   paths = figure.write(tmp_path / "deep" / "folder")
@@ -185,6 +186,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("kind", sorted(LONG))
+@pytest.mark.slow
 def test_every_figure_clips_no_label(kind):
   """None passes the edge of the picture, or the length of its axis."""
   canvas = LONG[kind]().draw()

@@ -5,12 +5,14 @@ import pytest
 from jaxformers.analysis.tables import speed
 
 
+@pytest.mark.slow
 def test_count_parameters_are_a_tenth_of_the_printed_ones():
   """But for the biases of the authors' experts, and of their positions."""
   for title, count in speed.count_parameters().items():
     assert count / 1e5 == pytest.approx(speed.PRINTED[title], rel=0.01)
 
 
+@pytest.mark.slow
 def test_measure_seconds_times_encoders_in_turns(monkeypatch):
   monkeypatch.setitem(speed.SIZES, "num_layers", 1)
   monkeypatch.setitem(speed.SIZES, "d_model", 16)

@@ -254,9 +254,7 @@ def test_build_reports_a_full_disk_in_one_message(
   if kind == "later":
     monkeypatch.setattr(os, "fsync", fail_later)
   place = tmp_path / "a"
-  with pytest.raises(
-    ValueError, match=f"^{place} cannot be written: {reason}.*--data_dir"
-  ):
+  with pytest.raises(ValueError, match=f"{place} .*{reason}.*--data_dir"):
     packed.build_packed(place, fail)
   assert [p.name for p in tmp_path.iterdir()] == [".a.lock"]
 

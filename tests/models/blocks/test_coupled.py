@@ -106,6 +106,7 @@ def loss(params, model, key):
     ["transformer", "transject"],
   ),
 )
+@pytest.mark.slow
 def test_coupled_reversible_gradients_equal_stored_gradients(name):
   """Without dropout, whose masks are others; losses of a mixer included."""
   params = moved(build(name))
@@ -192,6 +193,7 @@ BOUNDED = {
 
 
 @pytest.mark.parametrize("name", long_except(["allpass"], sorted(BOUNDED)))
+@pytest.mark.slow
 def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   n, d = 5, 8
   with jax.enable_x64(True):

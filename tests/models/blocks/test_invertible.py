@@ -103,6 +103,7 @@ def test_reversible_gradients_equal_stored_gradients(name, gating):
 @pytest.mark.parametrize(
   "activations", long_except(("reversible",), ("recomputed", "reversible"))
 )
+@pytest.mark.slow
 def test_reversible_intermediates_equal_stored_intermediates(activations):
   ids = IDS[:2]
   params = moved(build("transject", "stored"))
@@ -146,6 +147,7 @@ def test_reversible_memory_does_not_grow_with_depth():
 
 
 @pytest.mark.usefixtures("optimized")
+@pytest.mark.slow
 def test_recomputed_memory_is_below_stored_for_any_encoder():
   def held(activations):
     model = build("transformer", activations, num_layers=6)
@@ -316,6 +318,7 @@ INVERTIBLE = [
   "name",
   slow_except(("isometric",), INVERTIBLE, ("isometric", "transject")),
 )
+@pytest.mark.slow
 def test_invertible_forward_equals_the_modules(name):
   model = build(name, "stored")
   params = moved(model)

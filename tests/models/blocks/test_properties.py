@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +89,7 @@ class PropertiesTest(chex.TestCase):
 
   @chex.variants(with_pmap=True)
   @parameterized.parameters(("certified", "sequences"), ("paper", "tokens"))
+  @pytest.mark.slow
   def test_block_distances_under_pmap_stay_within_the_certificate(
     self, label, kind
   ):
@@ -96,6 +98,7 @@ class PropertiesTest(chex.TestCase):
 
   @chex.variants(without_jit=True)
   @parameterized.parameters(("isometric", "sequences"), ("paper", "tokens"))
+  @pytest.mark.slow
   def test_block_distances_without_jit_stay_within_the_certificate(
     self, label, kind
   ):
