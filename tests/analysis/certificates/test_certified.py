@@ -9,10 +9,37 @@ import pytest
 
 from jaxformers.analysis.certificates import certified
 from jaxformers.data.engine.packed import pack
+from jaxformers.models import bounds, certificates
 from tests.assertions import assert_between
-from tests.models.test_certificates import build, ids_of
+from tests.marks import long_except
+from tests.models.test_certificates import CASES, build, find_bound, ids_of
 
 VOCAB, LENGTH, CLASSES = 12, 9, 3
+
+
+@pytest.mark.parametrize("case", long_except(CASES[:1], CASES), ids=str)
+@pytest.mark.slow
+def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
+  """Ascent over a radius that is certified leaves every example right."""
+  name, pool, options = case
+  model, params = build(name, pool, **options)
+  ids = ids_of(2, 20)
+  attack = certified.Attack(model, params)
+  logits = attack.logits(ids)
+  labels = logits.argmax(1)
+  n = (ids > 0).sum(1)
+  kernel = bounds.head_kernels(model, params)[-1]
+  sizes = attack.sizes(ids)
+  is_tight = []
+  for share in (0.003, 0.03, 0.3):
+    change = certificates.perturbed(share * sizes, n)
+    moved = find_bound(model, params)(change, n)
+    sure = certificates.is_certified(logits, labels, kernel, moved)
+    right = attack.perturb(ids, labels, share * sizes, steps=30)
+    assert right[sure].all()
+    is_tight += [sure.any(), (~right).any()]
+  assert any(is_tight[::2])
+  assert any(is_tight[1::2])
 
 
 @pytest.mark.slow
