@@ -139,6 +139,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 MOST_MAPPINGS = 30_000  # Of memory, by a process: Linux allows 65,530.
+MOST_MEMORY = 4 * 2**30  # Bytes of a process of tests, of which there are two.
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -147,13 +148,17 @@ def few_programs():
 
   A program that XLA compiles for the CPU takes about nine mappings of memory.
   Where Linux grants no more, the process ends by a segmentation fault, usually
-  while a program is written to the cache on disk.
+  while a program is written to the cache on disk. Programs that tests share
+  take gigabytes by and by.
   """
   yield
   mappings = Path("/proc/self/maps")
   if not mappings.exists():
     return
-  if mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+  _, pages, *_ = Path("/proc/self/statm").read_text().split()
+  memory = int(pages) * os.sysconf("SC_PAGE_SIZE")
+  count = mappings.read_bytes().count(b"\n")
+  if count > MOST_MAPPINGS or memory > MOST_MEMORY:
     reuse.forget()
     jax.clear_caches()
     gc.collect()
