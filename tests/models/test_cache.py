@@ -184,6 +184,7 @@ def test_nothing_is_remembered_without_a_cache():
   assert cache.CACHE not in shapes
 
 
+@pytest.mark.slow
 def test_what_cannot_go_on_says_so():
   tokens = ids()
   model = build("mega", (("truncation", 3),))

@@ -54,6 +54,7 @@ def test_names_are_checked_before_there_are_sizes():
     models.check_names({"name": "transformer", "d_modl": 8})
 
 
+@pytest.mark.slow
 def test_memory_modes_have_the_same_parameters_and_outputs():
   stored = models.build("transject", **SIZES)
   params = initial.params(stored, IDS)

@@ -31,6 +31,7 @@ def parameters(model):
 
 
 @pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.slow
 def test_what_follows_changes_nothing_before(name):
   model = build(name)
   params = parameters(model)

@@ -113,7 +113,9 @@ def test_an_unknown_option_lists_the_choices():
     models.build("transformer", **SIZES, num_layer=3)
 
 
-@pytest.mark.parametrize("name", ["transformer", "transject", "lru"])
+@pytest.mark.parametrize(
+  "name", slow_except(["transformer"], ["transformer", "transject", "lru"])
+)
 def test_an_encoder_is_a_part_of_another_module(name):
   """It is made inside of a call or before, with the output of a classifier."""
   sizes = {key: SIZES[key] for key in SIZES if key != "num_classes"}

@@ -34,6 +34,7 @@ def apply(layer, params, x, carry=None, mask=MASK):
 
 
 @pytest.mark.parametrize("name", VALUED)
+@pytest.mark.slow
 def test_without_fidelity_it_is_the_mixer_to_the_bit(name):
   plain, none = mixer(name), mixer(name, fidelity=0.0)
   params = init(plain)
@@ -168,6 +169,7 @@ def test_the_model_has_lambda_of_the_papers_vision_runs():
 
 
 @pytest.mark.parametrize("num_layers", long_except((12,), (12, 24)))
+@pytest.mark.slow
 def test_untrained_tokens_become_less_alike_with_lambda(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = draws.integers(0, (4, 40), 1, 50)

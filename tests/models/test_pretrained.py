@@ -54,6 +54,7 @@ def test_logits_are_those_of_the_installed_transformers(seed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["transformer", "neutreno"])
+@pytest.mark.slow
 def test_spans_of_pairs_are_those_of_transformers(name, tmp_path):
   """Both segments have their vectors, and a head for questions is read."""
   folder = shutil.copytree(HERE / "bert", tmp_path / "bert")
@@ -87,6 +88,7 @@ def test_positions_of_texts_are_cut_for_shorter_ones():
   assert logits(model, params, IDS[:, :6]).shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_another_image_and_other_classes():
   model, params = pretrained.load(HERE / "vit", image=(24, 24, 3))
   x = jnp.zeros((1, 24, 24, 3))
@@ -110,11 +112,13 @@ def test_another_image_and_other_classes():
     ({"mixer": {"use_bias": False}}, "query.bias.* is in the file alone"),
   ],
 )
+@pytest.mark.slow
 def test_another_architecture_is_refused_by_its_tensors(changes, message):
   with pytest.raises(ValueError, match=f"(?s){message}"):
     pretrained.load(HERE / "vit", **changes)
 
 
+@pytest.mark.slow
 def test_heads_are_compared_though_they_fit():
   model, start = pretrained.load(HERE / "vit", mixer={"num_heads": 2})
   assert models.size(model)
@@ -149,6 +153,7 @@ def test_names_of_other_releases(tmp_path):
 
 
 @pytest.mark.parametrize("name", make.DERIVED)
+@pytest.mark.slow
 def test_variants_have_the_logits_of_transformers(name, tmp_path):
   model, params = pretrained.load(make.derive(name, tmp_path / name))
   want = json.loads((HERE / "logits.json").read_text())[name]
@@ -157,6 +162,7 @@ def test_variants_have_the_logits_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("length", [5, 10, 12])
+@pytest.mark.slow
 def test_positions_of_texts_are_cut_or_repeated(length):
   """Also 10, which could be an image with a class token."""
   model, params = pretrained.load(HERE / "bert")

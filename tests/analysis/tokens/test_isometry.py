@@ -83,6 +83,7 @@ def test_quantiles_are_of_the_shares():
   assert spectrum.root_mean_square() == pytest.approx((0.45 + 2 + 0.45) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_jacobian_is_that_of_the_tokens():
   """By layer with what is carried held fixed, and of all with it moving."""
   model, params = build("neutreno", mixer={"num_heads": 2, "fidelity": 0.9})
@@ -163,6 +164,7 @@ def test_random_transject_is_within_its_certificate():
 
 
 @pytest.mark.parametrize("name", long_except(("lru",), sorted(models.MODELS)))
+@pytest.mark.slow
 def test_every_encoder_has_singular_values(name):
   """Those that differentiate themselves in reverse only, too."""
   mixer = small_sizes(models.MODELS[name].mixer)

@@ -115,6 +115,7 @@ def test_with_the_term_it_does_not_become_constant_or_it_diverges(
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 0.4])
+@pytest.mark.slow
 def test_the_flow_is_the_integral_of_the_gradient(fidelity):
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 
@@ -305,6 +306,7 @@ def build(name, **options):
   "name",
   long_except(("isometric", "mega"), sorted(models.MODELS)),
 )
+@pytest.mark.slow
 def test_every_encoder_has_curves(name):
   with jax.enable_x64(False):
     model, params, ids = build(name, d_model=16)
@@ -460,6 +462,7 @@ def test_the_figure_says_what_j_is():
   assert "NeuTRENO, equation 6" in caption
 
 
+@pytest.mark.slow
 def test_a_sample_of_one_token_is_no_hole_in_the_curve():
   model, params, ids = build("transformer", mixer={"num_heads": 2})
   with jax.enable_x64(False):

@@ -60,6 +60,7 @@ def test_numbers_come_back_too():
   chex.assert_trees_all_close(found, x, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_report_speaks_of_sequences_alone():
   model = build()
   params = initial.params(model, IDS)
