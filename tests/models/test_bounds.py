@@ -72,6 +72,7 @@ def test_the_bound_for_gradients_is_that_of_certificates(case):
 
 
 @pytest.mark.parametrize("case", long_except(CASES[:1], CASES), ids=str)
+@pytest.mark.slow
 def test_no_replacement_makes_a_wrong_logit_greater_than_promised(case):
   name, options = case
   model, params = build(name, **options)

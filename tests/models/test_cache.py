@@ -175,6 +175,7 @@ def test_model_without_cache_stores_no_state():
   assert cache.CACHE not in shapes
 
 
+@pytest.mark.slow
 def test_cache_refuses_mixers_that_cannot_continue():
   tokens = ids()
   model = build("mega", (("truncation", 3),))

@@ -54,6 +54,7 @@ def test_check_names_names_a_missing_size():
     models.check_names({"name": "transformer", "d_modl": 8})
 
 
+@pytest.mark.slow
 def test_memory_modes_have_the_same_parameters_and_outputs():
   stored = models.build("transject", **SIZES)
   params = initial.params(stored, IDS)

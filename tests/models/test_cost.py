@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jaxformers import models
 from jaxformers.models import cost
@@ -57,6 +58,7 @@ def test_count_cost_of_a_transformer_by_hand():
   assert got.activations > 4 * layers * 2 * n * n
 
 
+@pytest.mark.slow
 def test_count_cost_memory_grows_as_documented():
   def kept(name, n, **mixer):
     return cost.count_cost(build(name, n, mixer=mixer), n).activations

@@ -42,6 +42,7 @@ def test_choice_with_tiny_temperature_is_greedy():
 
 
 @pytest.mark.parametrize("name", ["mega", "s5", "transformer"])
+@pytest.mark.slow
 def test_generate_skips_padding_of_a_prompt(name):
   model = build(name)
   prompts = np.array([[5, 2, 7, 0, 0], [0, 0, 5, 2, 7], [5, 0, 2, 0, 7]])
@@ -52,6 +53,7 @@ def test_generate_skips_padding_of_a_prompt(name):
   np.testing.assert_array_equal(found, np.tile(alone, (3, 1)))
 
 
+@pytest.mark.slow
 def test_generate_draws_follow_the_probabilities():
   model = build("lru")
   params = start(model)

@@ -1,5 +1,7 @@
 """The one encoder: images and sequences, embedded and carried through."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,17 +92,16 @@ def test_encoder_of_every_model_reads_images(name):
 def test_encoder_reads_an_image_as_patches():
   model = small("transformer")
   params = initial.params(model, IMAGES, seed=1)
-  logits = model.apply({"params": params}, IMAGES, train=False)
-  one = model.apply({"params": params}, IMAGES[1:], train=False)
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  logits = apply({"params": params}, IMAGES)
+  one = apply({"params": params}, IMAGES[1:])
   np.testing.assert_allclose(one[0], logits[1], atol=1e-5)
   # Without positions the patches of an image may change places.
   places = params["encoder"]["embedding"]["positions"]
   assert places.shape == (5, 8)
   params["encoder"]["embedding"]["positions"] = 0 * places
   turned = jnp.concatenate([IMAGES[:, 4:], IMAGES[:, :4]], 1)
-  got, want = (
-    model.apply({"params": params}, x, train=False) for x in (turned, IMAGES)
-  )
+  got, want = (apply({"params": params}, x) for x in (turned, IMAGES))
   np.testing.assert_allclose(got, want, atol=1e-5)
 
 

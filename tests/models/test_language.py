@@ -31,6 +31,7 @@ def parameters(model):
 
 
 @pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.slow
 def test_language_model_does_not_see_later_tokens(name):
   model = build(name)
   params = parameters(model)

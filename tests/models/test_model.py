@@ -113,7 +113,9 @@ def test_build_lists_choices_for_an_unknown_option():
     models.build("transformer", **SIZES, num_layer=3)
 
 
-@pytest.mark.parametrize("name", ["transformer", "transject", "lru"])
+@pytest.mark.parametrize(
+  "name", slow_except(["transformer"], ["transformer", "transject", "lru"])
+)
 def test_encoder_works_inside_another_module(name):
   """It is made inside of a call or before, with the output of a classifier."""
   sizes = {key: SIZES[key] for key in SIZES if key != "num_classes"}

@@ -34,6 +34,7 @@ def apply(layer, params, x, carry=None, mask=MASK):
 
 
 @pytest.mark.parametrize("name", VALUED)
+@pytest.mark.slow
 def test_neutreno_without_fidelity_equals_softmax_bitwise(name):
   plain, none = mixer(name), mixer(name, fidelity=0.0)
   params = init(plain)
@@ -172,6 +173,7 @@ def test_neutreno_model_has_lambda_of_the_papers_vision_runs():
 
 
 @pytest.mark.parametrize("num_layers", long_except((12,), (12, 24)))
+@pytest.mark.slow
 def test_neutreno_lambda_makes_untrained_tokens_less_alike(num_layers):
   """With inflated weights softmax attention makes tokens alike."""
   ids = draws.integers(0, (4, 40), 1, 50)

@@ -54,6 +54,7 @@ def test_load_gives_the_logits_of_the_installed_transformers(seed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["transformer", "neutreno"])
+@pytest.mark.slow
 def test_load_gives_the_spans_of_transformers(name, tmp_path):
   """Both segments have their vectors, and a head for questions is read."""
   folder = shutil.copytree(HERE / "bert", tmp_path / "bert")
@@ -87,6 +88,7 @@ def test_load_cuts_text_positions_for_shorter_sequences():
   assert logits(model, params, IDS[:, :6]).shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_load_accepts_another_image_size_and_classes():
   model, params = pretrained.load(HERE / "vit", image=(24, 24, 3))
   x = jnp.zeros((1, 24, 24, 3))
@@ -110,11 +112,13 @@ def test_load_accepts_another_image_size_and_classes():
     ({"mixer": {"use_bias": False}}, r"8 tensors.*query\.bias"),
   ],
 )
+@pytest.mark.slow
 def test_load_refuses_another_architecture_by_its_tensors(changes, message):
   with pytest.raises(ValueError, match=f"(?s){message}"):
     pretrained.load(HERE / "vit", **changes)
 
 
+@pytest.mark.slow
 def test_load_compares_heads_even_if_shapes_fit():
   model, start = pretrained.load(HERE / "vit", mixer={"num_heads": 2})
   assert models.size(model)
@@ -149,6 +153,7 @@ def test_load_accepts_tensor_names_of_other_releases(tmp_path):
 
 
 @pytest.mark.parametrize("name", make.DERIVED)
+@pytest.mark.slow
 def test_load_of_variants_gives_the_logits_of_transformers(name, tmp_path):
   model, params = pretrained.load(make.derive(name, tmp_path / name))
   want = json.loads((HERE / "logits.json").read_text())[name]
@@ -157,6 +162,7 @@ def test_load_of_variants_gives_the_logits_of_transformers(name, tmp_path):
 
 
 @pytest.mark.parametrize("length", [5, 10, 12])
+@pytest.mark.slow
 def test_load_cuts_or_repeats_text_positions(length):
   """Also 10, which could be an image with a class token."""
   model, params = pretrained.load(HERE / "bert")

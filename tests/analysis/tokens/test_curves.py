@@ -41,6 +41,7 @@ def build(name, **options):
   "name",
   long_except(("isometric", "mega"), sorted(models.MODELS)),
 )
+@pytest.mark.slow
 def test_measure_curves_of_every_encoder_are_finite(name):
   with jax.enable_x64(False):
     model, params, ids = build(name, d_model=16)
@@ -205,6 +206,7 @@ def test_smoothness_figure_caption_defines_j():
   assert "NeuTRENO, equation 6" in caption
 
 
+@pytest.mark.slow
 def test_measure_curves_skip_samples_of_one_token():
   model, params, ids = build("transformer", mixer={"num_heads": 2})
   with jax.enable_x64(False):

@@ -85,6 +85,7 @@ def test_spectrum_quantiles_weight_values_by_their_share():
   assert spectrum.root_mean_square() == pytest.approx((0.45 + 2 + 0.45) ** 0.5)
 
 
+@pytest.mark.slow
 def test_measure_spectra_matches_the_jacobian_of_the_tokens():
   """By layer with what is carried held fixed, and of all with it moving."""
   model, params = build("neutreno", mixer={"num_heads": 2, "fidelity": 0.9})
@@ -165,6 +166,7 @@ def test_measure_spectra_of_random_transject_lie_within_the_certificate():
 
 
 @pytest.mark.parametrize("name", long_except(("lru",), sorted(models.MODELS)))
+@pytest.mark.slow
 def test_measure_spectra_of_every_encoder_are_finite(name):
   """Those that differentiate themselves in reverse only, too."""
   mixer = small_sizes(models.MODELS[name].mixer)

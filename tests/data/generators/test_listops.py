@@ -23,6 +23,7 @@ def lra():
   )
 
 
+@pytest.mark.slow
 def test_generate_lengths_follow_the_definition(lra):
   settings, rng, lengths, labels = listops.Settings(), random.Random(7), [], []
   while len(lengths) < 1_500:

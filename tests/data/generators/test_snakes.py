@@ -148,6 +148,7 @@ def test_sample_draws_discs_at_their_places(drawn):
     assert (drawing.pixels[places[..., 0], places[..., 1]] >= 150).all()
 
 
+@pytest.mark.slow
 def test_sample_is_a_function_of_seed_and_index():
   settings = Settings(num_images=30)
   again, other = snakes.sample(settings, 7), snakes.sample(settings, 8)

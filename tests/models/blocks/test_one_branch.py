@@ -16,6 +16,7 @@ KW = {"mask": jnp.ones((2, 5), bool), "carry": None}
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.slow
 def test_one_branch_block_adds_the_mixer_to_its_input(norm_first):
   block = BLOCKS["one_branch"](
     MIXERS["lru"], num_layers=1, norm_first=norm_first

@@ -60,6 +60,7 @@ def test_layer_norm_is_near_that_of_transjects_baselines():
   np.testing.assert_allclose(y / theirs, np.sqrt(4 / 3), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_gated_block_drops_the_mega_update_once():
   """The mixer drops its h; the block drops after the feed-forward alone."""
   x = draws.normal(0, (2, 5, 8))

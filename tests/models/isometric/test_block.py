@@ -61,6 +61,7 @@ def test_isometric_inverse_recovers_real_numbers():
   chex.assert_trees_all_close(found, x, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_isometric_report_guarantees_sequences_only():
   model = build()
   params = initial.params(model, IDS)

@@ -51,6 +51,7 @@ def stack(model, seed=0, alpha=1.5):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
 @pytest.mark.parametrize("a", long_except(["wide"], ["wide", "budget"]))
+@pytest.mark.slow
 def test_contractive_encoder_is_undone_to_its_tokens(name, causal, a):
   model = build(name, causal=causal, block={"a": a})
   params = initial.params(model, IDS)
@@ -122,6 +123,7 @@ def test_ascent_finds_no_two_sequences_outside_the_certificate(name):
 
 
 @pytest.mark.parametrize("name", SHORT)
+@pytest.mark.slow
 def test_a_causal_encoder_is_undone_causally(name):
   """Later outputs, however they are changed, do not move earlier inputs."""
   layers, weights = stack(build(name, causal=True))
