@@ -91,6 +91,7 @@ def test_the_data_give_the_sizes(tmp_path, capsys, monkeypatch):
   assert int(out.split("example of ")[1].split()[0]) <= 60
 
 
+@pytest.mark.slow
 def test_images_and_language_models(capsys):
   command.main(
     [

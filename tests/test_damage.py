@@ -134,6 +134,7 @@ def timeless(results):
   return {k: v for k, v in results.items() if k not in dropped}
 
 
+@pytest.mark.slow
 def test_every_file_that_is_damaged(whole, smoke, tmp_path, capsys, request):
   source, results = whole
   want = {

@@ -63,6 +63,7 @@ def test_neither_data_nor_optimiser_is_needed(workdir, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["saved", "exported"])
+@pytest.mark.slow
 def test_a_folder_that_was_written_gives_the_same(
   workdir, model, tmp_path, kind
 ):
@@ -114,6 +115,7 @@ def test_inputs_come_back(name, request):
   assert back.error < 1e-4
 
 
+@pytest.mark.slow
 def test_certificates_are_the_greatest_that_hold(isometric):
   ids = isometric.encode(TEXTS)
   labels = isometric.outputs(ids).argmax(-1)
@@ -155,6 +157,7 @@ def test_what_a_model_cannot(model, workdir, tmp_path):
     jf.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_language_model_goes_on(smoke, tmp_path):
   texts = tmp_path / "texts"
   texts.mkdir()
@@ -189,6 +192,7 @@ def test_a_language_model_goes_on(smoke, tmp_path):
     model.predict(["to b"])
 
 
+@pytest.mark.slow
 def test_a_model_may_be_read_in_a_loop_of_jax(model):
   """The module and its parameters are those of Flax."""
   ids = model.encode(TEXTS)

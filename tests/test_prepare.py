@@ -53,6 +53,7 @@ def test_exported_and_prepared_from_the_export(tmp_path, capsys):
     prepare.main([*again, "--export", str(out)])
 
 
+@pytest.mark.slow
 def test_pathfinder_in_lras_layout(tmp_path):
   common = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
   prepare.main(

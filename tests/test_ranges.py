@@ -392,6 +392,7 @@ def trace_some(case):
 
 @settings(max_examples=20, derandomize=True, database=None)
 @given(model_cases(["transformer", "transject", "longformer"]))
+@pytest.mark.slow
 def test_options_together_are_built_or_refused(case):
   trace_some(case)
 
@@ -459,6 +460,7 @@ def find(changes, path):
 @pytest.mark.parametrize(
   ("path", "changes"), sorted(chosen_options(), key=str), ids=str
 )
+@pytest.mark.slow
 def test_no_run_begins_with_a_value_out_of_range(path, changes):
   _, values = split(find(changes, path), path)
   # None is the default of a task's options.

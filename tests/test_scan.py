@@ -246,6 +246,7 @@ def test_what_does_not_go_together_is_refused(shapes, options, message):
 
 
 @pytest.mark.parametrize("form", long_except(("chunked",), FORMS))
+@pytest.mark.slow
 def test_real_and_complex_numbers_go_together(form, monkeypatch):
   _, b, _, _ = case((2, 20, 3), is_complex=True, varies=False, is_masked=False)
   a = np.array([0.5, -0.3, 0.9])

@@ -71,12 +71,14 @@ def softmax(smoke, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_a_run_before_training(softmax):
   run, start = trained.load(softmax), trained.load(softmax, untrained=True)
   chex.assert_trees_all_equal(start.params, run.start)
   assert start.step == 0
 
 
+@pytest.mark.slow
 def test_a_softmax_run_as_another_model(softmax):
   """Its weights, with the options of the other one."""
   run = trained.load(softmax)
@@ -93,6 +95,7 @@ def test_a_softmax_run_as_another_model(softmax):
   assert np.abs(logits[0] - logits[2]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_model_of_a_run(softmax, smoke, tmp_path):
   loop.run(smoke("transformer", seed=1, total_steps=5), tmp_path / "other")
   other = trained.load(tmp_path / "other")

@@ -162,6 +162,7 @@ def test_every_model_has_a_config_of_every_size(model):
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("task", sorted(SIZES))
+@pytest.mark.slow
 def test_every_protocol_has_its_head(task, protocol, model):
   config = c.plain(
     c.load(f"configs/lra/{task}.py:model={model},protocol={protocol}")

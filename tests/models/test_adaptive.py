@@ -31,6 +31,7 @@ def softmax(div_value=2, cuts=CUTS):
 
 
 @pytest.mark.parametrize("div_value", [1, 2])
+@pytest.mark.slow
 def test_probabilities_of_all_words_sum_to_one(div_value, strict):
   h = draws.normal(1, (3, 4, D))
   log_p = adaptive.log_probabilities(softmax(div_value), h)
@@ -39,6 +40,7 @@ def test_probabilities_of_all_words_sum_to_one(div_value, strict):
   assert (jnp.exp(log_p[..., 0]) == 0).all()
 
 
+@pytest.mark.slow
 def test_a_word_of_a_cluster_has_the_product_of_two_softmaxes():
   s, h = softmax(), draws.normal(1, (D,))
   tables = [np.asarray(t, np.float64) for t in s.tables]
@@ -54,6 +56,7 @@ def test_a_word_of_a_cluster_has_the_product_of_two_softmaxes():
 
 @pytest.mark.parametrize("chunk", [1 << 24, 20])
 @pytest.mark.parametrize("cuts", [CUTS, ()])
+@pytest.mark.slow
 def test_the_likelihood_of_targets_is_that_of_all_words(
   monkeypatch, chunk, cuts
 ):

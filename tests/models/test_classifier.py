@@ -20,6 +20,7 @@ def test_the_head_is_that_of_the_config():
 
 
 @pytest.mark.parametrize("padded_len", [0, 16])
+@pytest.mark.slow
 def test_a_padded_mean_divides_by_the_length_of_the_task(padded_len):
   """A head without hidden layers is linear in what the pool gives."""
   model = models.build(

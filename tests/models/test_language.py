@@ -58,6 +58,7 @@ def test_what_follows_changes_nothing_before(name):
   ],
   ids=["plain", "untied", "adaptive", "narrower", "untied adaptive"],
 )
+@pytest.mark.slow
 def test_targets_have_the_probabilities_of_all_words(options):
   model = build(**options)
   params = parameters(model)
@@ -72,6 +73,7 @@ def test_targets_have_the_probabilities_of_all_words(options):
   assert (got[:, -1] == 0).all()
 
 
+@pytest.mark.slow
 def test_dropout_before_the_softmax_in_training_alone():
   plain, dropping = build(), build(head={"dropout_rate": 0.5})
   params = parameters(plain)

@@ -116,6 +116,7 @@ def test_an_unknown_option_lists_the_choices():
 @pytest.mark.parametrize(
   "name", slow_except(["transformer"], ["transformer", "transject", "lru"])
 )
+@pytest.mark.slow
 def test_an_encoder_is_a_part_of_another_module(name):
   """It is made inside of a call or before, with the output of a classifier."""
   sizes = {key: SIZES[key] for key in SIZES if key != "num_classes"}
@@ -150,6 +151,7 @@ def test_an_encoder_is_a_part_of_another_module(name):
   np.testing.assert_allclose(x, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_encoder_takes_numbers_images_and_a_token_in_front():
   x = jnp.ones((2, 6))
   model = models.encoder(

@@ -143,6 +143,7 @@ def test_rotations_stay_orthogonal_under_half_precision_compute(name):
     assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
 
 
+@pytest.mark.slow
 def test_the_first_small_steps_survive_half_precision():
   """Between layers x is float32, or a step of 1e-3 would be rounded away."""
 
@@ -305,6 +306,7 @@ def test_what_cannot_be_built(options, message):
     models.build(**({"name": "transject"} | SIZES | options))
 
 
+@pytest.mark.slow
 def test_pairs_are_read_apart(name, strict):
   """Two inputs go through one encoder; neither sees the other."""
   model = models.build(name, **SIZES, num_inputs=2, interaction="concat")
@@ -337,6 +339,7 @@ def test_a_token_of_its_own_in_front(name, strict):
   assert jnp.isfinite(y).all()  # Also where there is nothing but it.
 
 
+@pytest.mark.slow
 def test_real_numbers_are_never_padding(name, strict):
   sizes = SIZES | {"vocab_size": 0}
   model = models.build(name, pool="mean", **sizes)

@@ -80,6 +80,7 @@ def test_causal_attention_with_the_term_sees_no_later_token():
   assert moved[5:].all()
 
 
+@pytest.mark.slow
 def test_lambda_learned_and_scheduled():
   first = mixer("softmax", fidelity=0.5, learn_fidelity=True)
   _, carry = apply(first, init(first), X)

@@ -18,6 +18,7 @@ from tests import draws
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.slow
 def test_it_is_linens_in_value_and_gradient(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
   keys = jax.random.split(jax.random.key(0), 4)

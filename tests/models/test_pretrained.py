@@ -78,6 +78,7 @@ def test_spans_of_pairs_are_those_of_transformers(name, tmp_path):
   assert "decoder" not in plain
 
 
+@pytest.mark.slow
 def test_positions_of_texts_are_cut_for_shorter_ones():
   model, params = pretrained.load(HERE / "bert", max_len=6)
   _, whole = pretrained.load(HERE / "bert")

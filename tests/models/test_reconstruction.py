@@ -47,6 +47,7 @@ def names(objective):
 
 
 @pytest.mark.parametrize("name", long_except("transformer", names("masked")))
+@pytest.mark.slow
 def test_every_bidirectional_mixer_predicts_masked_tokens(name):
   model = build("masked_tokens", name, mixer=SMALL.get(name, {}))
   params = initial.params(model, IDS)
@@ -81,6 +82,7 @@ def test_no_prediction_of_what_follows_sees_it(name, kind):
   assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_a_masked_number_is_told_from_all_others():
   model = build("masked_values")
   masked = VALUES.at[0, 3].set(jnp.nan)

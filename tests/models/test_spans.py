@@ -21,6 +21,7 @@ def built(request):
   return model, initial.params(model, ids), ids
 
 
+@pytest.mark.slow
 def test_padding_has_the_lowest_logits_and_is_not_read(built):
   model, params, ids = built
   apply = jax.jit(lambda ids: model.apply({"params": params}, ids, train=False))

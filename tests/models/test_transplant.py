@@ -79,6 +79,7 @@ def begun(source, start, **options):
   return transplant(start, source, **{**vocabularies, **options})
 
 
+@pytest.mark.slow
 def test_the_same_task_gives_the_same_logits():
   model, source = built()
   _, start = built(seed=1)
@@ -252,6 +253,7 @@ def test_enlarged_patches_have_the_embedding_of_patches():
   assert module.resize_patches(kernel, 7, 3) is None
 
 
+@pytest.mark.slow
 def test_a_segmenter_begins_with_a_classifier_of_smaller_images():
   image = {"vocab_size": 0, "pool": "cls", "positions": "learned"}
   _, source = built(image=(8, 8, 3), patch_size=4, **image)

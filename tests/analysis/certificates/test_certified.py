@@ -76,6 +76,7 @@ CASES = [
 @pytest.mark.parametrize(
   "case", slow_except(CASES[3:4], CASES, CASES[1:6:2]), ids=str
 )
+@pytest.mark.slow
 def test_no_replacement_moves_logits_beyond_the_bound(case):
   """All single tokens at all places, and random pairs of places."""
   name, pool, options = case
@@ -162,6 +163,7 @@ def test_the_search_finds_what_all_replacements_of_one_token_find():
   assert lost > 0
 
 
+@pytest.mark.slow
 def test_certificates_and_attacks_never_cross():
   model, params = build(block={"a": "budget"})
   ids = ids_of(4, 40)

@@ -143,6 +143,7 @@ def test_tokens_that_do_not_differ():
     lipschitz.measure_factors(model, params, [np.ones((2, 1), np.int32)])
 
 
+@pytest.mark.slow
 def test_measured_lies_within_guaranteed():
   model, params = build()
   content = lipschitz.report(model, params, np.asarray(IDS), steps=40)

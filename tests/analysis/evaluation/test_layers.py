@@ -48,6 +48,7 @@ def build(name, alpha=None):
 
 
 @pytest.mark.parametrize("axis", ["units", "tokens"])
+@pytest.mark.slow
 def test_it_is_scipys_on_every_sample_whatever_the_batches(axis):
   model, params = build("transformer")
   statistics = layers.measure_layers(

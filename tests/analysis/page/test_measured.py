@@ -14,6 +14,7 @@ from jaxformers.models.variables import make_variables
 from tests import draws, initial
 
 
+@pytest.mark.slow
 def test_data_are_described_by_what_was_read():
   """Not by --samples and --length, where a run has fewer."""
   model = models.build(

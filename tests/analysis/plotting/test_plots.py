@@ -86,6 +86,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("kind", slow_except(("pairs",), sorted(EVERY)))
+@pytest.mark.slow
 def test_every_figure_is_a_table_and_pictures(kind, tmp_path):
   figure = EVERY[kind]()
   paths = figure.write(tmp_path / "deep" / "folder")

@@ -63,6 +63,7 @@ def test_other_models_have_no_gates():
   "name",
   long_except(("transject",), ("transject", "random_transject", "local")),
 )
+@pytest.mark.slow
 def test_an_embedding_can_be_put_in_the_place_of_the_tokens(name):
   model = build(name)
   variables = make_variables(model, init(model))

@@ -136,6 +136,7 @@ def test_the_jacobian_is_that_of_the_tokens():
       )
 
 
+@pytest.mark.slow
 def test_a_rezero_start_is_an_isometry():
   """And coupled, looped or in half precision it is the same encoder."""
   options = {"memory": "reversible", "dtype": "bfloat16"}
@@ -147,6 +148,7 @@ def test_a_rezero_start_is_an_isometry():
       np.testing.assert_allclose(spectrum.values, 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_random_transject_is_within_its_certificate():
   options = {"alpha": 3.0, "mixer": {"gating": "certified"}}
   model, params = build("random_transject", **options)

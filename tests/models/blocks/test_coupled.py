@@ -223,6 +223,7 @@ def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   chex.assert_trees_all_close(found["sequences"], (low, high), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_no_two_sequences_move_beyond_the_bound_of_a_bounded_layer():
   """The norm and the mean, under changes of one token and of all."""
   n, d = 6, 8

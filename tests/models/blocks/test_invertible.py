@@ -77,6 +77,7 @@ def objective(params, model, ids=IDS):
 
 
 @pytest.mark.parametrize(("name", "gating"), FORMS)
+@pytest.mark.slow
 def test_gradients_are_those_of_stored_activations(name, gating):
   params = moved(build(name, "stored", gating))
   grads = {}
@@ -297,6 +298,7 @@ def test_another_invertible_block_is_undone(scale):
   assert np.abs(hidden[-1] - hidden[0])[mask].max() > 0.1
 
 
+@pytest.mark.slow
 def test_another_invertible_block_has_its_certificate(scale):
   params = initial.params(scale(), IDS)
   report = lipschitz.report(scale(), params, np.asarray(IDS), steps=20)

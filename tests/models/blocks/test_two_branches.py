@@ -13,6 +13,7 @@ from tests import draws, initial
 
 
 @pytest.mark.parametrize("use_norm", [False, True])
+@pytest.mark.slow
 def test_rezero_is_the_identity_at_its_start_and_the_formula_later(use_norm):
   """x + r F(x), one r for both branches, with no LayerNorm unless asked."""
   block = BLOCKS["rezero"](

@@ -31,6 +31,7 @@ def build(
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_the_encoder_is_undone_to_its_tokens(form):
   model = build(form, positions="none" if form == "pointwise" else "learned")
   params = initial.params(model, IDS)
@@ -107,6 +108,7 @@ def test_options_that_no_filter_has():
     build(d_model=6)
 
 
+@pytest.mark.slow
 def test_half_precision_is_near():
   model = build()
   params = initial.params(model, IDS)

@@ -204,6 +204,7 @@ def jacobian(mixer, params, n, d):
 
 
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
+@pytest.mark.slow
 def test_no_direction_is_expanded_and_a_causal_mixer_sees_no_future(causal):
   n, d = 9, 4
   with jax.enable_x64(True):

@@ -43,6 +43,7 @@ def test_the_eigenvalues_are_made_once_and_carried():
   assert has == [True, False, False]
 
 
+@pytest.mark.slow
 def test_random_transject_has_one_learned_sigma_and_no_reconstruction():
   model = models.build(
     "random_transject",
@@ -70,6 +71,7 @@ def test_an_unknown_gating():
     build(2, 2, 8, gating="soft")
 
 
+@pytest.mark.slow
 def test_the_injective_block_shares_one_alpha_with_its_mixer():
   block = BLOCKS["injective"](
     functools.partial(MIXERS["transject"], num_experts=1), num_layers=2

@@ -53,6 +53,7 @@ def test_the_reconstruction_error_fits_the_basis_not_the_tokens():
 
 
 @pytest.mark.parametrize("n", [4, 9])
+@pytest.mark.slow
 def test_eigenvalues_with_gradients_are_those_without(n):
   """Made from x.T x if there are more tokens than channels, else from x U."""
   mask = prefix([n, n - 1], n)
