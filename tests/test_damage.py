@@ -135,6 +135,7 @@ def timeless(results):
   return {k: v for k, v in results.items() if k not in dropped}
 
 
+@pytest.mark.slow
 def test_damage_to_any_written_file_gives_a_message_or_the_right_result(
   whole, smoke, tmp_path, capsys, request
 ):

@@ -64,6 +64,7 @@ def test_load_needs_neither_data_nor_optimiser(workdir, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["saved", "exported"])
+@pytest.mark.slow
 def test_saved_model_gives_the_same_outputs(workdir, model, tmp_path, kind):
   folder = tmp_path / kind
   if kind == "saved":
@@ -113,6 +114,7 @@ def test_invert_recovers_the_inputs(name, request):
   assert back.error < 1e-4
 
 
+@pytest.mark.slow
 def test_certify_returns_the_greatest_radius_that_holds(isometric):
   ids = isometric.encode(TEXTS)
   labels = isometric.outputs(ids).argmax(-1)
@@ -158,6 +160,7 @@ def test_certify_and_generate_refuse_models_without_them(
     jf.load(tmp_path)
 
 
+@pytest.mark.slow
 def test_generate_continues_a_prompt(smoke, tmp_path):
   texts = tmp_path / "texts"
   texts.mkdir()
@@ -192,6 +195,7 @@ def test_generate_continues_a_prompt(smoke, tmp_path):
     model.predict(["to b"])
 
 
+@pytest.mark.slow
 def test_loaded_model_exposes_flax_module_and_parameters(model):
   """The module and its parameters are those of Flax."""
   ids = model.encode(TEXTS)

@@ -252,6 +252,7 @@ def test_linear_scan_refuses_mismatched_arguments(shapes, options, message):
 
 
 @pytest.mark.parametrize("form", long_except(("chunked",), FORMS))
+@pytest.mark.slow
 def test_linear_scan_mixes_real_and_complex_arguments(form, monkeypatch):
   _, b, _, _ = case((2, 20, 3), is_complex=True, varies=False, is_masked=False)
   a = np.array([0.5, -0.3, 0.9])

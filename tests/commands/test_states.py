@@ -68,12 +68,14 @@ def softmax(smoke, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_load_of_untrained_state_has_step_0(softmax):
   run, start = states.load(softmax), states.load(softmax, untrained=True)
   chex.assert_trees_all_equal(start.params, run.start)
   assert start.step == 0
 
 
+@pytest.mark.slow
 def test_load_softmax_weights_as_another_model(softmax):
   """Its weights, with the options of the other one."""
   run = states.load(softmax)
@@ -90,6 +92,7 @@ def test_load_softmax_weights_as_another_model(softmax):
   assert np.abs(logits[0] - logits[2]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_load_weights_of_another_run(softmax, smoke, tmp_path):
   loop.run(smoke("transformer", seed=1, total_steps=5), tmp_path / "other")
   other = states.load(tmp_path / "other")

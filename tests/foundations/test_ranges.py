@@ -401,6 +401,7 @@ def trace_some(case):
 
 @settings(max_examples=20, derandomize=True, database=None)
 @given(model_cases(["transformer", "transject", "longformer"]))
+@pytest.mark.slow
 def test_build_handles_combinations_of_options(case):
   trace_some(case)
 

@@ -31,6 +31,7 @@ def softmax(div_value=2, cuts=CUTS):
 
 
 @pytest.mark.parametrize("div_value", [1, 2])
+@pytest.mark.slow
 def test_log_probabilities_of_all_words_sum_to_one(div_value, strict):
   h = draws.normal(1, (3, 4, D))
   log_p = adaptive.log_probabilities(softmax(div_value), h)
@@ -39,6 +40,7 @@ def test_log_probabilities_of_all_words_sum_to_one(div_value, strict):
   assert (jnp.exp(log_p[..., 0]) == 0).all()
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_a_cluster_are_a_product_of_softmaxes():
   s, h = softmax(), draws.normal(1, (D,))
   tables = [np.asarray(t, np.float64) for t in s.tables]
@@ -54,6 +56,7 @@ def test_log_probabilities_of_a_cluster_are_a_product_of_softmaxes():
 
 @pytest.mark.parametrize("chunk", [1 << 24, 20])
 @pytest.mark.parametrize("cuts", [CUTS, ()])
+@pytest.mark.slow
 def test_log_likelihood_equals_log_probabilities_at_the_targets(
   monkeypatch, chunk, cuts
 ):

@@ -101,6 +101,7 @@ def test_no_replacement_makes_a_wrong_logit_greater_than_promised(case):
       assert_between((rise / (room + rise))[others], 0.01, np.inf)
 
 
+@pytest.mark.slow
 def test_nearest_wrong_has_finite_gradients_for_empty_sequences():
   """For an empty sequence, and the label's own logit."""
   model, params = build(pool_norm="running")

@@ -63,6 +63,7 @@ def test_capture_of_other_models_has_no_gates():
   "name",
   long_except(("transject",), ("transject", "random_transject", "local")),
 )
+@pytest.mark.slow
 def test_capture_accepts_an_embedding_in_place_of_tokens(name):
   model = build(name)
   variables = make_variables(model, init(model))

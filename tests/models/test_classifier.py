@@ -20,6 +20,7 @@ def test_classifier_has_the_head_of_its_config():
 
 
 @pytest.mark.parametrize("padded_len", [0, 16])
+@pytest.mark.slow
 def test_padded_mean_divides_by_padded_len(padded_len):
   """A head without hidden layers is linear in what the pool gives."""
   model = models.build(

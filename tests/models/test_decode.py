@@ -17,6 +17,7 @@ PROMPT = np.array([[3, 7, 1, 4], [5, 2, 0, 0]])
 
 
 @pytest.mark.parametrize("name", ["s5", "transformer"])
+@pytest.mark.slow
 def test_generate_takes_the_likeliest_tokens_of_whole_sequences(name):
   model = build(name)
   params = start(model)

@@ -55,6 +55,7 @@ def test_classifier_head_logits_are_float32(head_dim, strict):
   assert ("hidden" in variables["params"]) == bool(head_dim)
 
 
+@pytest.mark.slow
 def test_classifier_head_batch_norm_skips_empty_samples(strict):
   head = ClassifierHead(num_classes=3, pool_norm="batch")
   x = draws.normal(0, (6, 5, 4))
@@ -102,6 +103,7 @@ def test_classifier_head_init_std_is_obeyed():
 
 
 @pytest.mark.parametrize("head_dim", [0, 50])
+@pytest.mark.slow
 def test_classifier_head_dropout_acts_in_training(head_dim):
   x, mask = jnp.ones((3, 2, 50)), jnp.ones((3, 2), bool)
   head = ClassifierHead(50, head_dim=head_dim, dropout_rate=0.25)

@@ -43,6 +43,7 @@ def build(num_layers, name="transject", d_model=32, alpha=2.0, **options):
 
 
 @pytest.mark.parametrize("num_layers", long_except((2,), (2, 24)))
+@pytest.mark.slow
 def test_every_token_of_real_text_comes_back(num_layers):
   model, params = build(num_layers)
   hidden, side = inverse.forward(model, params, text())

@@ -58,6 +58,7 @@ def test_language_model_does_not_see_later_tokens(name):
   ],
   ids=["plain", "untied", "adaptive", "narrower", "untied adaptive"],
 )
+@pytest.mark.slow
 def test_language_model_targets_have_the_probabilities_of_all_words(options):
   model = build(**options)
   params = parameters(model)
@@ -72,6 +73,7 @@ def test_language_model_targets_have_the_probabilities_of_all_words(options):
   assert (got[:, -1] == 0).all()
 
 
+@pytest.mark.slow
 def test_language_model_head_dropout_acts_in_training_only():
   plain, dropping = build(), build(head={"dropout_rate": 0.5})
   params = parameters(plain)

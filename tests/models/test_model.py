@@ -116,6 +116,7 @@ def test_build_lists_choices_for_an_unknown_option():
 @pytest.mark.parametrize(
   "name", slow_except(["transformer"], ["transformer", "transject", "lru"])
 )
+@pytest.mark.slow
 def test_encoder_works_inside_another_module(name):
   """It is made inside of a call or before, with the output of a classifier."""
   sizes = {key: SIZES[key] for key in SIZES if key != "num_classes"}
@@ -150,6 +151,7 @@ def test_encoder_works_inside_another_module(name):
   np.testing.assert_allclose(x, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_encoder_accepts_numbers_images_and_a_class_token():
   x = jnp.ones((2, 6))
   model = models.encoder(

@@ -143,6 +143,7 @@ def test_model_rotations_stay_orthogonal_in_half_precision(name):
     assert float(orthogonal.orthogonality_defect(q).max()) <= 5e-6
 
 
+@pytest.mark.slow
 def test_model_small_residual_steps_survive_half_precision():
   """Between layers x is float32, or a step of 1e-3 would be rounded away."""
 
@@ -305,6 +306,7 @@ def test_build_refuses_wrong_options(options, message):
     models.build(**({"name": "transject"} | SIZES | options))
 
 
+@pytest.mark.slow
 def test_model_reads_the_inputs_of_a_pair_apart(name, strict):
   """Two inputs go through one encoder; neither sees the other."""
   model = models.build(name, **SIZES, num_inputs=2, interaction="concat")
@@ -337,6 +339,7 @@ def test_model_with_class_token_is_finite_for_empty_sequences(name, strict):
   assert jnp.isfinite(y).all()  # Also where there is nothing but it.
 
 
+@pytest.mark.slow
 def test_model_reads_zero_in_real_numbers_as_a_token(name, strict):
   sizes = SIZES | {"vocab_size": 0}
   model = models.build(name, pool="mean", **sizes)

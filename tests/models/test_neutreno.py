@@ -80,6 +80,7 @@ def test_causal_neutreno_sees_no_later_token():
   assert moved[5:].all()
 
 
+@pytest.mark.slow
 def test_neutreno_lambda_is_learned_or_scheduled():
   first = mixer("softmax", fidelity=0.5, learn_fidelity=True)
   _, carry = apply(first, init(first), X)

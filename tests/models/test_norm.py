@@ -18,6 +18,7 @@ from tests import draws
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.slow
 def test_layer_norm_has_value_and_gradient_of_linen(monkeypatch, is_cpu):
   monkeypatch.setattr(parallel, "on_one_cpu", lambda: is_cpu)
   keys = jax.random.split(jax.random.key(0), 4)

@@ -78,6 +78,7 @@ def test_load_gives_the_spans_of_transformers(name, tmp_path):
   assert "decoder" not in plain
 
 
+@pytest.mark.slow
 def test_load_cuts_text_positions_for_shorter_sequences():
   model, params = pretrained.load(HERE / "bert", max_len=6)
   _, whole = pretrained.load(HERE / "bert")

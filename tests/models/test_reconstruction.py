@@ -47,6 +47,7 @@ def names(objective):
 
 
 @pytest.mark.parametrize("name", long_except("transformer", names("masked")))
+@pytest.mark.slow
 def test_masked_model_of_every_bidirectional_mixer_has_log_probabilities(name):
   model = build("masked_tokens", name, mixer=SMALL.get(name, {}))
   params = initial.params(model, IDS)
@@ -81,6 +82,7 @@ def test_next_model_does_not_see_its_target(name, kind):
   assert np.abs(before[:, 4:] - after[:, 4:]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_masked_model_marks_masked_numbers():
   model = build("masked_values")
   masked = VALUES.at[0, 3].set(jnp.nan)

@@ -77,6 +77,7 @@ def test_segmenter_scores_are_interpolated_normalised_cosines():
   np.testing.assert_allclose(logits[:, 0, 0], own[:, 0, 0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_segmenter_decoder_fidelity_uses_its_own_first_values():
   plain, faithful = (
     build("transformer", head={"num_layers": n}) for n in (1, 2)
@@ -94,6 +95,7 @@ def test_segmenter_decoder_fidelity_uses_its_own_first_values():
   assert models.size(faithful) > models.size(plain)
 
 
+@pytest.mark.slow
 def test_segmenter_decoder_dropout_acts_in_training_only():
   """In training; by default it drops what the encoder's mixer does."""
   variables = {"params": init(build("transformer"))}
@@ -122,6 +124,7 @@ def test_segmenter_decoder_dropout_acts_in_training_only():
   assert jnp.abs(encoder_alone - both).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_segmenter_classes_attend_to_each_other():
   model = build("transformer", head={"num_layers": 2, "dropout_rate": 0.0})
   params = init(model)

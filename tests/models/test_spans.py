@@ -21,6 +21,7 @@ def built(request):
   return model, initial.params(model, ids), ids
 
 
+@pytest.mark.slow
 def test_span_logits_of_padding_are_lowest(built):
   model, params, ids = built
   apply = jax.jit(lambda ids: model.apply({"params": params}, ids, train=False))

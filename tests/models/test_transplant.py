@@ -79,6 +79,7 @@ def begun(source, start, **options):
   return transplant(start, source, **{**vocabularies, **options})
 
 
+@pytest.mark.slow
 def test_transplant_to_the_same_task_gives_the_same_logits():
   model, source = built()
   _, start = built(seed=1)
@@ -254,6 +255,7 @@ def test_resize_patches_embeds_enlarged_images_alike():
   assert module.resize_patches(kernel, 7, 3) is None
 
 
+@pytest.mark.slow
 def test_transplant_of_a_classifier_into_a_segmenter_of_larger_images():
   image = {"vocab_size": 0, "pool": "cls", "positions": "learned"}
   _, source = built(image=(8, 8, 3), patch_size=4, **image)

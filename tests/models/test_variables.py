@@ -14,6 +14,7 @@ IDS = draws.integers(0, (2, 6), 1, 30)
 
 
 @pytest.mark.parametrize("name", ["transformer", "random_transject"])
+@pytest.mark.slow
 def test_make_variables_gives_the_outputs_of_the_parameters(name):
   model = models.build(
     name, vocab_size=30, max_len=6, num_classes=2, d_model=8, num_layers=2
@@ -29,6 +30,7 @@ def test_make_variables_gives_the_outputs_of_the_parameters(name):
   assert jnp.isfinite(model.apply(variables, IDS, train=False)).all()
 
 
+@pytest.mark.slow
 def test_make_variables_makes_every_transformer_matrix_orthogonal():
   d, mlp_dim = 8, 24
   model = models.build(

@@ -24,6 +24,7 @@ def mapped(a, name, base=None):
 
 @pytest.mark.parametrize("name", MAPS)
 @given(seed=st.integers(0, 99), d=st.sampled_from([1, 2, 3, 8]))
+@pytest.mark.slow
 def test_parameters_of_a_rotation_map_back_to_it(name, seed, d):
   q = rotations(seed, d)
   try:

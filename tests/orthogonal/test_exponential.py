@@ -22,6 +22,7 @@ def test_expm_polynomial_has_the_taylor_coefficients():
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 30.0])
+@pytest.mark.slow
 def test_expm_is_that_of_scipy(scale):
   a = np.random.default_rng(0).normal(size=(2, 9, 9)) * scale
   s = np.tril(a, -1) - np.tril(a, -1).swapaxes(1, 2)

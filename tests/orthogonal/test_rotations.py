@@ -11,6 +11,7 @@ def arrays(seed, d, scale, count=2):
   return scale * draws.normal(seed, (count, d, d))
 
 
+@pytest.mark.slow
 def test_rotations_map_skew_leaves_and_nothing_else():
   a = {
     "layer": {"u_skew": arrays(0, 5, 1.0, 3), "bias": jnp.ones(5)},

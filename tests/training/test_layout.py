@@ -130,6 +130,7 @@ def without_key_bias(params):
     pytest.param("transformer", "fsdp:2,model:2", marks=pytest.mark.long),
   ],
 )
+@pytest.mark.slow
 def test_training_does_not_depend_on_the_mesh(name, spec):
   alone, sums = trained(name, "", 1)
   spread, others = trained(name, spec, 4)

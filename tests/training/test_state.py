@@ -1,11 +1,13 @@
 import chex
 import jax.numpy as jnp
+import pytest
 
 from jaxformers import models
 from jaxformers.training import state
 from tests import optimizers
 
 
+@pytest.mark.slow
 def test_create_is_a_function_of_the_seed():
   model = models.build(
     "transject", vocab_size=9, max_len=9, num_classes=2, d_model=8, num_layers=1

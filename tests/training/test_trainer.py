@@ -103,6 +103,7 @@ def limit(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.slow
 def test_plan_takes_a_step_that_does_not_fit_in_parts(smoke, tmp_path, limit):
   def made(name, **fields):
     return trainer_of(smoke("local", batch_size=8, **fields), tmp_path / name)

@@ -68,6 +68,7 @@ def test_attack_replace_matches_exhaustive_search_for_one_token():
   assert lost > 0
 
 
+@pytest.mark.slow
 def test_certified_accuracy_never_exceeds_attacked_accuracy():
   model, params = build(block={"a": "budget"})
   ids = ids_of(4, 40)

@@ -145,6 +145,7 @@ def test_measure_factors_refuses_equal_tokens():
     lipschitz.measure_factors(model, params, [np.ones((2, 1), np.int32)])
 
 
+@pytest.mark.slow
 def test_report_measured_factors_lie_within_the_guaranteed_interval():
   model, params = build()
   content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=40)

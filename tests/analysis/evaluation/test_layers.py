@@ -47,6 +47,7 @@ def build(name, alpha=None):
 
 
 @pytest.mark.parametrize("axis", ["units", "tokens"])
+@pytest.mark.slow
 def test_measure_layers_entropy_is_that_of_scipy_for_every_sample(axis):
   model, params = build("transformer")
   statistics = layers.measure_layers(

@@ -14,6 +14,7 @@ from jaxformers.models.variables import make_variables
 from tests import draws, initial
 
 
+@pytest.mark.slow
 def test_describe_data_states_the_samples_and_lengths_read():
   """Not by --samples and --length, where a run has fewer."""
   model = models.build(

@@ -86,6 +86,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("kind", slow_except(("pairs",), sorted(EVERY)))
+@pytest.mark.slow
 def test_every_figure_writes_csv_png_and_svg(kind, tmp_path):
   figure = EVERY[kind]()
   paths = figure.write(tmp_path / "deep" / "folder")

@@ -92,6 +92,7 @@ def test_costs_take_sizes_from_the_prepared_task(tmp_path, capsys, monkeypatch):
   assert int(out.split("example of ")[1].split()[0]) <= 60
 
 
+@pytest.mark.slow
 def test_costs_of_images_and_language_models(capsys):
   models_command.main(
     [

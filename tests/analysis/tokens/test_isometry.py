@@ -138,6 +138,7 @@ def test_measure_spectra_matches_the_jacobian_of_the_tokens():
       )
 
 
+@pytest.mark.slow
 def test_measure_spectra_of_untrained_rezero_is_one():
   """And coupled, looped or in half precision it is the same encoder."""
   options = {"memory": "reversible", "dtype": "bfloat16"}
@@ -149,6 +150,7 @@ def test_measure_spectra_of_untrained_rezero_is_one():
       np.testing.assert_allclose(spectrum.values, 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_measure_spectra_of_random_transject_lie_within_the_certificate():
   options = {"alpha": 3.0, "mixer": {"gating": "certified"}}
   model, params = build("random_transject", **options)

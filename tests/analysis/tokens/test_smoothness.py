@@ -27,6 +27,7 @@ def rows(w):
   return w / w.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_cosine_similarity_is_the_mean_over_all_pairs_of_tokens():
   x = normal(0, 3, 7, 5).at[0, 2].set(0)
   mask = jnp.arange(7)[None] < jnp.array([[7], [4], [1]])
@@ -196,6 +197,7 @@ def plain_cosine(q, k, v, causal=False):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 16, 20, 40])
+@pytest.mark.slow
 def test_gradient_cosine_is_exact_for_nearly_diagonal_weights(length, causal):
   """In float32, where almost all of a row's weight is on the diagonal."""
   q, k, v = long_keys(length)
@@ -245,6 +247,7 @@ def test_gradient_cosine_leaves_out_zero_gradients():
 
 
 @pytest.mark.parametrize("length", [1, 20, 27, 60])
+@pytest.mark.slow
 def test_log_functional_kernel_of_long_keys_does_not_overflow(length):
   _, k, v = long_keys(length)
   mask = jnp.arange(197) < 150

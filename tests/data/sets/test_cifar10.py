@@ -29,6 +29,7 @@ def binary(pixels):
   }
 
 
+@pytest.mark.slow
 def test_cifar10_reads_the_published_binary_archive(tmp_path, pixels):
   splits = cifar10.read(write_folder(tmp_path / "bin", binary(pixels)))
   for split, count in (("train", 50_000), ("test", 10_000)):

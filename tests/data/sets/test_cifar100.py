@@ -20,6 +20,7 @@ def files(per_label=None):
   return content
 
 
+@pytest.mark.slow
 def test_cifar100_reads_fine_labels_and_colour_planes(tmp_path):
   content = files()
   splits = cifar100.read(write_folder(tmp_path / "x", content))

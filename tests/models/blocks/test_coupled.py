@@ -226,6 +226,7 @@ def test_a_bounded_mixer_gives_the_layer_an_interval(name):
   chex.assert_trees_all_close(found["sequences"], (low, high), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_coupled_bound_holds_for_any_two_sequences():
   """The norm and the mean, under changes of one token and of all."""
   n, d = 6, 8

@@ -77,6 +77,7 @@ def objective(params, model, ids=IDS):
 
 
 @pytest.mark.parametrize(("name", "gating"), FORMS)
+@pytest.mark.slow
 def test_reversible_gradients_equal_stored_gradients(name, gating):
   params = moved(build(name, "stored", gating))
   grads = {}
@@ -296,6 +297,7 @@ def test_user_invertible_block_is_undone(scale):
   assert np.abs(hidden[-1] - hidden[0])[mask].max() > 0.1
 
 
+@pytest.mark.slow
 def test_user_invertible_block_has_its_certificate(scale):
   params = initial.params(scale(), IDS)
   report = lipschitz.measure_encoder(scale(), params, np.asarray(IDS), steps=20)

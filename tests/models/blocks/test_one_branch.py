@@ -35,6 +35,7 @@ def test_one_branch_block_adds_the_mixer_to_its_input(norm_first):
   chex.assert_trees_all_close(y, want, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_branch_dropout_drops_whole_channels():
   block = BLOCKS["one_branch"](MIXERS["lru"], num_layers=1, dropout_rate=0.5)
   params = initial.params(block, X, seed=1, **KW)

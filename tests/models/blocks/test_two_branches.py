@@ -13,6 +13,7 @@ from tests import draws, initial
 
 
 @pytest.mark.parametrize("use_norm", [False, True])
+@pytest.mark.slow
 def test_rezero_block_starts_as_identity_and_is_its_formula(use_norm):
   """x + r F(x), one r for both branches, with no LayerNorm unless asked."""
   block = BLOCKS["rezero"](

@@ -32,6 +32,7 @@ def build(
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_isometric_encoder_is_undone_to_its_tokens(form):
   model = build(form, positions="none" if form == "pointwise" else "learned")
   params = initial.params(model, IDS)
@@ -108,6 +109,7 @@ def test_isometric_refuses_widths_its_dilations_do_not_divide():
     build(d_model=6)
 
 
+@pytest.mark.slow
 def test_isometric_half_precision_is_near_float32():
   model = build()
   params = initial.params(model, IDS)

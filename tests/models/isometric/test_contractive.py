@@ -67,6 +67,7 @@ def test_contractive_encoder_is_undone_to_its_tokens(name, causal, a):
 
 @pytest.mark.parametrize("name", SHORT)
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
+@pytest.mark.slow
 def test_jacobians_have_singular_values_inside_the_certificate(name, causal):
   with jax.enable_x64(True):
     model = build(name, causal=causal, d_model=WIDTH)
@@ -90,6 +91,7 @@ def test_jacobians_have_singular_values_inside_the_certificate(name, causal):
 
 
 @pytest.mark.parametrize("name", SHORT)
+@pytest.mark.slow
 def test_ascent_finds_no_two_sequences_outside_the_certificate(name):
   """Two layers, any two sequences under a mask with a hole."""
   layers, both = stack(build(name))
@@ -142,6 +144,7 @@ def test_a_causal_encoder_is_undone_causally(name):
   chex.assert_trees_all_close(back, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_contractive_language_model_keeps_the_certificate():
   """A causal TransJect whose tokens meet: injective between sequences."""
   model = models.build(

@@ -168,6 +168,7 @@ def test_both_bounds_are_attained():
 
 
 @pytest.mark.parametrize("kind", long_except(KINDS[1:2], KINDS))
+@pytest.mark.slow
 def test_ascent_finds_no_two_sequences_outside_the_certificate(kind):
   """Three layers, any two sequences under a mask with a hole."""
   of = layers(*kind)

@@ -109,6 +109,7 @@ def test_norms_are_kept_and_the_adjoint_undoes_it(
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 97, 256, 1_999])
+@pytest.mark.slow
 def test_ring_filter_keeps_norms_of_full_batches(n):
   """By the Fourier transform of n points, n prime or a power of two."""
   x = np.random.default_rng(n).normal(size=(2, n, WIDTH))
@@ -121,6 +122,7 @@ def test_ring_filter_keeps_norms_of_full_batches(n):
   assert_between(norms(np.asarray(back) - x), 0, 1e-12 * norms(x))
 
 
+@pytest.mark.slow
 def test_ring_filter_gradients_match_finite_differences():
   """Of tokens and eigenvalues, by finite differences, for both forms."""
   x = np.random.default_rng(0).normal(size=(2, 9, WIDTH))

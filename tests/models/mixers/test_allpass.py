@@ -204,6 +204,7 @@ def jacobian(mixer, params, n, d):
 
 
 @pytest.mark.parametrize("causal", long_except([True], [True, False]))
+@pytest.mark.slow
 def test_allpass_mixer_expands_no_direction_and_is_causal(causal):
   n, d = 9, 4
   with jax.enable_x64(True):

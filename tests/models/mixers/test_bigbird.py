@@ -8,6 +8,8 @@ from jaxformers.models.mixers.bigbird import bigbird, random_blocks
 from tests import draws
 from tests.models.mixers.oracle import H, agree, dense, given, heads, tokens
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"block_size": 3, "num_random": 1}
 
 

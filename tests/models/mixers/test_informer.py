@@ -18,6 +18,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"num_queries": 5, "num_samples": 4}
 
 

@@ -5,6 +5,8 @@ import pytest
 from jaxformers.models.mixers.kernelized import gaussian, kernelized
 from tests.models.mixers.oracle import E, N, agree, heads, tokens
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_kernelized_is_its_formula(causal):

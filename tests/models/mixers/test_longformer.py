@@ -7,6 +7,8 @@ import pytest
 from jaxformers.models.mixers.longformer import longformer
 from tests.models.mixers.oracle import N, agree, dense, given, heads, tokens
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"window": 4}
 
 

@@ -9,6 +9,8 @@ import pytest
 from jaxformers.models.mixer import MIXERS
 from tests.models.mixers import sequential
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"state_size": 8}
 
 

@@ -8,6 +8,8 @@ from jaxformers.models.mixers import mamba
 from tests.models.mixers import sequential
 from tests.models.mixers.test_rglru import convolved
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"state_size": 4}
 
 

@@ -98,6 +98,7 @@ def outputs(params, x, places, options):
     {"weights": "laplace", "bias": "rotary", "truncation": 4},
   ],
 )
+@pytest.mark.slow
 def test_mega_is_its_equations(monkeypatch, block, options):
   monkeypatch.setattr(mega, "BLOCK", block)
   _, mask = sequential.inputs()

@@ -18,6 +18,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"num_landmarks": 4, "conv_size": 3}
 
 

@@ -17,6 +17,8 @@ from tests.models.mixers.oracle import (
   tokens,
 )
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"num_features": 8}
 
 

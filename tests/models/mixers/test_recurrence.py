@@ -27,6 +27,7 @@ def test_gated_output_refuses_an_unknown_gate():
 
 
 @pytest.mark.parametrize("name", ["lru", "s5", "s4d"])
+@pytest.mark.slow
 def test_recurrent_dropout_drops_channels_in_training_only(name):
   mixer = MIXERS[name](state_size=4, dropout_rate=0.5, glu="none")
   params = sequential.init(mixer, 4)

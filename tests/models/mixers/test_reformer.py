@@ -21,6 +21,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"chunk_size": 3, "num_buckets": 4}
 
 

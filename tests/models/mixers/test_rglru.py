@@ -8,6 +8,8 @@ from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import rglru
 from tests.models.mixers import sequential
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"num_heads": 2}
 
 

@@ -11,6 +11,8 @@ from tests.marks import long_except
 from tests.models.mixers import sequential
 from tests.models.mixers.test_s5 import discretize
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"state_size": 8}
 
 

@@ -17,6 +17,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"block_size": 4}
 
 

@@ -8,6 +8,8 @@ from jaxformers.models.mixers.skyformer import skyformer
 from tests.models.mixers.oracle import B, E, H, N, agree, given, heads, tokens
 from tests.models.mixers.test_nystromformer import inverse
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"num_landmarks": 6}
 
 

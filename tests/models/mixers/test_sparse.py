@@ -7,6 +7,8 @@ import pytest
 from jaxformers.models.mixers.sparse import sparse
 from tests.models.mixers.oracle import N, agree, dense, heads, tokens
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"block_size": 4, "num_summary": 1}
 
 

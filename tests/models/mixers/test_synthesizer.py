@@ -21,6 +21,8 @@ from tests.models.mixers.oracle import (
   weigh,
 )
 
+pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
+
 SMALL = {"kind": "dense+factorized_random+dot"}
 
 LEN = 15  # Of which 12 are used; factorised into 4 and 4.

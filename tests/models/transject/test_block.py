@@ -43,6 +43,7 @@ def test_transject_makes_eigenvalues_once_and_carries_them():
   assert has == [True, False, False]
 
 
+@pytest.mark.slow
 def test_random_transject_learns_sigma_without_reconstruction_loss():
   model = models.build(
     "random_transject",
@@ -70,6 +71,7 @@ def test_transject_refuses_an_unknown_gating():
     build(2, 2, 8, gating="soft")
 
 
+@pytest.mark.slow
 def test_injective_block_shares_alpha_with_its_mixer():
   block = BLOCKS["injective"](
     functools.partial(MIXERS["transject"], num_experts=1), num_layers=2

@@ -73,6 +73,7 @@ def test_expert_outputs_are_the_formula_in_both_orders(n, shared):
       np.testing.assert_allclose(f[e][b], want, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_orthogonal_attention_is_x_u_sigma_v():
   """Theorem 1 of the paper, with U and V of its proof, which depend on X."""
   n, d = 9, 4
@@ -107,6 +108,7 @@ def test_orthogonal_attention_is_x_u_sigma_v():
 @pytest.mark.parametrize(
   "activations", long_except(("stored",), ("stored", "reversible"))
 )
+@pytest.mark.slow
 def test_make_variables_folds_what_every_call_folds(activations):
   model = models.build(
     "random_transject",
@@ -169,6 +171,7 @@ def test_alpha_zero_is_the_identity():
   sizes=st.sampled_from([(1, 1), (3, 3)]),
   alpha=st.floats(0.05, 0.98),
 )
+@pytest.mark.slow
 def test_token_pairs_stay_within_the_bounds(seed, sizes, alpha):
   num_layers, num_experts = sizes
   model, params, ids = encoder(num_layers, num_experts, alpha, seed)
@@ -243,6 +246,7 @@ def two_experts(x, w, gating):
   return np.asarray(x + y)[:, 0]
 
 
+@pytest.mark.slow
 def test_the_gate_of_the_paper_lets_different_inputs_collide():
   """Three inputs, further apart than 3, that one layer maps to one output."""
   with jax.enable_x64(True):
@@ -330,6 +334,7 @@ def test_a_stochastic_matrix_can_stretch_by_the_root_of_its_size():
   assert np.linalg.norm(attention, 2) == pytest.approx(10)
 
 
+@pytest.mark.slow
 def test_transject_has_many_negative_activations():
   """So the logarithm in the paper's entropy, equation 10, does not exist."""
   model, params, ids = encoder(2, 2, 0.5, d=32)

@@ -53,6 +53,7 @@ def test_eigenvalues_error_has_a_gradient_for_the_basis_only():
 
 
 @pytest.mark.parametrize("n", [4, 9])
+@pytest.mark.slow
 def test_eigenvalues_forward_is_the_same_with_gradients(n):
   """Made from x.T x if there are more tokens than channels, else from x U."""
   mask = prefix([n, n - 1], n)
