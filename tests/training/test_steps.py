@@ -219,7 +219,6 @@ def test_eval_step_accepts_ready_rotations():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_train_step_keeps_matrices_orthogonal(dtype):
   _, start, batch, step = setup(dtype=dtype)
-  compiled = jax.jit(step)
   for _ in range(30):
     start, _ = compiled(step)(start, batch)
   for q in jax.tree.leaves(orthogonal.rotations(start.params, "cayley")):
