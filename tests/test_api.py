@@ -95,7 +95,7 @@ def test_train_resumes_with_the_same_examples_only(texts_model):
     )
 
   with pytest.raises(ValueError, match="were given in Python"):
-    states.load(texts_model.folder)
+    _ = states.load(texts_model.folder).task
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_predict_gives_the_labels_of_the_run(workdir, model):
 
 def test_load_needs_neither_data_nor_optimiser(workdir, monkeypatch):
   monkeypatch.setattr(run.tasks, "get", None)
-  monkeypatch.setattr(run.optim, "build", None)
+  monkeypatch.setattr(run.optim, "build_optimizer", None)
   model = jf.load(workdir)
   (prediction,) = model.predict(TEXTS[:1])
   assert prediction.label in tuple("0123456789")
