@@ -1,12 +1,7 @@
-r"""Bounds and measures how far a trained encoder moves tokens apart.
+"""Bounds on how far a trained encoder moves tokens apart, and measured factors.
 
-python -m jaxformers lipschitz runs/listops
-
-For TransJect a theorem, evaluated on the trained weights, bounds the ratio
-|f(x) - f(y)| / |x - y| of any two tokens of one sample. Where a bound for any
-two sequences exists, it is given, too (docs/theory.md). For every encoder it
-also measures activation factors over data (TransJect, equation 9), and searches
-for the largest and smallest ratio by gradient ascent.
+The bounds are those of docs/theory.md, evaluated on the trained weights; the
+activation factors over data are those of equation 9 of TransJect.
 """
 
 from __future__ import annotations
