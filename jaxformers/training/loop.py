@@ -253,9 +253,7 @@ def _train(
         trace.enter_context(jax.profiler.trace(folder))
       loop.step(step, next(batches))
       if step == start + 1:  # It compiles: wait for it, and do not measure it.
-        loop.settle()
-        seconds = trainer.wall_seconds()
-        progress.line(f"First step done {seconds:.1f} s after the start.")
+        loop.announce_first_step()
       if step == start + PROFILED[1] - 1:
         loop.settle()  # The trace holds the end of its last step.
         trace.close()
@@ -310,6 +308,12 @@ class _Loop:
       self.progress.line(
         f"Memory: a step{of_parts} needs {size} on each device."
       )
+
+  def announce_first_step(self) -> None:
+    """Waits for the first step, and shows when it was done."""
+    self.settle()
+    seconds = self.trainer.wall_seconds()
+    self.progress.line(f"First step done {seconds:.1f} s after the start.")
 
   def is_out_of_patience(self) -> bool:
     """Returns True, and says so, where evaluations have stopped improving."""
