@@ -354,7 +354,7 @@ def test_main_trains_several_seeds(finished, command, tmp_path):
     results(finished[0]) | {"config": 0}
   )
   table = run(
-    [sys.executable, "-m", "jaxformers.analysis.tables.results", str(tmp_path)]
+    [sys.executable, "-m", "jaxformers.commands.results", str(tmp_path)]
   )
   assert "| 0 1 |" in table.stdout
 
