@@ -202,8 +202,7 @@ class Rows:
     self._add_samples(label, run, variables)
     # Distances of pairs of the named tokens.
     pairs = list(itertools.combinations(named, 2))[:MOST_PAIRS]
-    apart = layers.distances(hidden, mask, pairs)
-    both = np.stack([apart["euclidean"], apart["cosine"]], -1)
+    both = _both_distances(hidden, mask, pairs)
     self.of["pairs"] += [
       (label, f"{names[i]} - {names[j]}", layer, *both[layer, k].tolist())
       for k, (i, j) in enumerate(pairs)
@@ -239,8 +238,7 @@ class Rows:
       mask, names: where there are tokens [n], and their names.
       pairs: places of two tokens.
     """
-    apart = layers.distances(states, mask, pairs)
-    both = np.stack([apart["euclidean"], apart["cosine"]], -1)
+    both = _both_distances(states, mask, pairs)
     self.of["head_pairs"] += [
       (
         f"{label}, {names[i]} - {names[j]}",
@@ -326,6 +324,20 @@ class Rows:
       named = texts.name_tokens(words, ())
       title = f"{label}, sample {number}"
       self._add_plane(title, hidden, mask, names, named)
+
+
+def _both_distances(
+  states: np.ndarray, mask: np.ndarray, pairs: list[tuple[int, int]]
+) -> np.ndarray:
+  """Returns Euclidean and cosine distances of pairs, [l, pairs, 2].
+
+  Args:
+    states: hidden states of each layer, [l, n, e].
+    mask: [n], True at tokens.
+    pairs: places of two tokens.
+  """
+  apart = layers.distances(states, mask, pairs)
+  return np.stack([apart["euclidean"], apart["cosine"]], -1)
 
 
 def _correlations(rows: Rows) -> str:
