@@ -1,6 +1,10 @@
 r"""Trains the model of a config, and scores it on the test split.
 
+jaxformers train lra/listops:size=tiny
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny
+
+Both lines start the same run: a config of the package has a name, and any other
+config is the path of its file.
 
 Without --workdir the run has a folder below runs/, which is printed first. The
 same command resumes it.
@@ -243,6 +247,7 @@ def _parse(argv: list[str]) -> Command:
   try:
     program, *arguments = argv
     overrides, rest = cli.split_overrides(arguments)
+    rest = _name_config(rest)
     if {"--help", "--helpfull", "-help", "-h"} & {*rest}:
       with interrupts.closed_pipe():
         print(_help(_find_spec(rest), overrides))
@@ -252,9 +257,9 @@ def _parse(argv: list[str]) -> Command:
       raise UserError(_unexpected(unread))
     if FLAGS.config is None:
       raise UserError(
-        "--config is needed, such as --config configs/lra/listops.py:size=tiny."
-        " `python -m jaxformers configs` lists the configs, and --help all "
-        "flags."
+        "A config is needed, such as jaxformers train lra/listops:size=tiny. "
+        "`jaxformers configs` lists the configs, and `jaxformers train --help` "
+        "the flags."
       )
     if FLAGS.workdir == "":
       raise UserError(
@@ -280,6 +285,22 @@ def _parse(argv: list[str]) -> Command:
     sys.exit(MISTAKE)
 
 
+def _name_config(arguments: list[str]) -> list[str]:
+  """Puts --config before a first argument that is no flag.
+
+  Raises:
+    UserError: --config names a config, too.
+  """
+  if not arguments or arguments[0].startswith("-"):
+    return arguments
+  other = _find_spec(arguments[1:])
+  if other is not None:
+    raise UserError(
+      f"Two configs are given, {arguments[0]} and --config {other}: remove one."
+    )
+  return ["--config", *arguments]
+
+
 def _unexpected(words: list[str]) -> str:
   """Returns the message about arguments that are no flags."""
   text = f"Unexpected arguments {' '.join(words)}: flags start with --."
@@ -287,7 +308,7 @@ def _unexpected(words: list[str]) -> str:
     configs.find_file(words[0].partition(":")[0])
   except UserError:
     return text
-  return f"{text} Write --config {words[0]}."
+  return f"{text} Write the config {words[0]} before the flags."
 
 
 def _help(spec: str | None, overrides: Sequence[str]) -> str:
@@ -320,7 +341,7 @@ def _help(spec: str | None, overrides: Sequence[str]) -> str:
 def _find_spec(argv: list[str]) -> str | None:
   """Returns the value of --config, or None."""
   # absl accepts `--config PATH` and `--config=PATH`, with one dash or two.
-  for arg, following in zip(argv, [*argv[1:], ""], strict=True):
+  for arg, following in zip(argv, [*argv[1:], ""], strict=False):
     if arg in ("--config", "-config"):
       return following
     if arg.startswith(("--config=", "-config=")):

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from absl.testing import flagsaver
 
 from jaxformers import main
 from jaxformers.foundations import workdirs
@@ -384,7 +385,7 @@ def test_main_trains_several_seeds(finished, command, tmp_path):
     ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),
     (["nonsense"], "", "Unexpected arguments nonsense"),
-    (["lra/text"], "", "Unexpected arguments lra/text.*--config lra/text"),
+    (["lra/text"], "", "Unexpected arguments lra/text.*before the flags"),
   ],
 )
 def test_main_prints_user_errors_as_one_message(
@@ -399,7 +400,31 @@ def test_main_prints_user_errors_as_one_message(
 def test_main_without_config_is_refused():
   done = run([sys.executable, "-m", "jaxformers.main"])
   assert done.returncode == main.MISTAKE
-  assert "--config is needed" in done.stderr
+  assert "A config is needed" in done.stderr
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ["lra/listops:size=tiny", "--config.seed=3"],
+    ["--config.seed=3", "lra/listops:size=tiny"],
+    ["--config", "lra/listops:size=tiny", "--config.seed=3"],
+  ],
+)
+@flagsaver.flagsaver
+def test_parse_takes_the_config_with_or_without_its_flag(arguments):
+  command = main._parse(["main", *arguments])
+  assert main.FLAGS.config == "lra/listops:size=tiny"
+  assert command.config.seed == 3
+  assert command.loaded.seed == 0
+
+
+@flagsaver.flagsaver
+def test_parse_refuses_two_configs(capsys):
+  with pytest.raises(SystemExit) as ended:
+    main._parse(["main", "lra/listops", "--config=lra/text"])
+  assert ended.value.code == main.MISTAKE
+  assert re.search("lra/listops.*lra/text", capsys.readouterr().err)
 
 
 def test_main_without_workdir_makes_and_reuses_a_folder(

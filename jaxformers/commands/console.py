@@ -42,7 +42,7 @@ COMMANDS = {
 
 USAGE = """usage: jaxformers COMMAND ...
 
-  jaxformers train --config lra/listops:size=tiny --workdir runs/listops
+  jaxformers train lra/listops:size=tiny --workdir runs/listops
   jaxformers COMMAND --help
   jaxformers --version
 """
