@@ -26,6 +26,8 @@ WIRING = {
 }
 sys.path.insert(0, str(ROOT))
 
+from docs import tables  # noqa: E402
+
 
 def _published(name: str) -> Iterator[str]:
   """Yields the published numbers of a model, a line for each table."""
@@ -48,22 +50,14 @@ def _published(name: str) -> Iterator[str]:
 
 
 def _measured(name: str) -> Iterator[str]:
-  """Yields the rows on a model of the tables of other pages, with headings."""
-  for page in ("results", "mixers", "performance"):
-    title, lines = "", (ROOT / "docs" / f"{page}.md").read_text().splitlines()
-    tables: list[list[str]] = [[]]
-    for line in [*lines, ""]:
-      if line.startswith("|"):
-        tables[-1].append(line)
-        continue
-      rows = [row for row in tables[-1][2:] if row.startswith(f"| `{name}`")]
-      if rows and "`model=`" not in tables[-1][0]:
+  """Yields the rows on a model of the tables of results, with headings."""
+  for page in tables.PAGES:
+    for table, title in tables.titled_tables(page):
+      records = [r for r in tables.read(table) if r["model"] == name]
+      if records:
         anchor = slugify(title, "-")
         yield f"\nFrom [{title}](../{page}.md#{anchor}):\n"
-        yield from [*tables[-1][:2], *rows]
-      tables[-1] = []
-      if line.startswith("#"):
-        title = line.lstrip("# ")
+        yield tables.markdown(records)
 
 
 def _options(make: Any, fixed: Mapping[str, Any]) -> Iterator[str]:
