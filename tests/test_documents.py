@@ -47,7 +47,8 @@ PAGES = [
 ]
 EXAMPLE_PAGES = ("docs/add_a_mixer.md", "docs/add_a_task.md")
 BLOCK_PAGE = "docs/add_a_block.md"
-USERS_MODULE = "# mine.py\n"  # Title of a block that `config.imports` names.
+# Pages with a module that `config.imports` names, which is the block's title.
+USERS_MODULES = {"docs/python.md": "# mine.py\n", "README.md": "# average.py\n"}
 MIXER_FOLDER = "jaxformers/models/mixers"
 SOURCES = [
   *sorted((ROOT / "configs").rglob("*.py")),
@@ -58,7 +59,9 @@ SOURCES = [
   ROOT / "launch" / "tables.py",
   ROOT / "launch" / "zoo.py",
 ]
-COMMAND = r"(?:python|pip|pytest|sbatch|docker|launch/\w+\.sh)(?: |$)"
+COMMAND = (
+  r"(?:jaxformers|python|pip|pytest|sbatch|docker|launch/\w+\.sh)(?: |$)"
+)
 # Words in capitals for which a reader puts in something.
 WORDS = {"MODEL": "transject", "MAP": "expm", "TASK": "listops"}
 WORDS |= {"WORKDIR": "runs/listops"}
@@ -105,12 +108,9 @@ def examples(tmp_path_factory):
     for register in (MIXERS, models.MODELS, TASKS, optim.OPTIMIZERS):
       patch.setattr(register, "data", dict(register.data))
     # The module of a user is found by its name.
-    (code,) = (
-      block
-      for block in blocks("docs/python.md")
-      if block.startswith(USERS_MODULE)
-    )
-    (folder / "mine.py").write_text(code)
+    for page, title in USERS_MODULES.items():
+      (code,) = (b for b in blocks(page) if b.startswith(title))
+      (folder / title[2:-1]).write_text(code)
     patch.syspath_prepend(folder)
     for page in EXAMPLE_PAGES:
       for block in blocks(page):
@@ -131,7 +131,8 @@ def examples(tmp_path_factory):
     )
     assert {"mean", "window"} <= {*mixers.import_modules()}
     yield folder
-    sys.modules.pop("mine", None)  # What it registers goes with the patch.
+    for title in USERS_MODULES.values():  # The patch removes their models.
+      sys.modules.pop(title[2:-4], None)
     for name in ("mean", "window"):
       del sys.modules[f"{mixers.__name__}.{name}"]
       delattr(mixers, name)
@@ -292,7 +293,7 @@ def check_training(argv, *, examples, **_):
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--config", required=True)
   parser.add_argument("--workdir")
-  args, rest = parser.parse_known_args(argv)
+  args, rest = parser.parse_known_args(main._name_config(argv))
   overrides = [arg for arg in rest if arg.startswith("--config.")]
   for arg in rest:
     is_flag = arg.startswith("--") and arg not in overrides
@@ -488,6 +489,7 @@ RUNNERS = {
   "sbatch": check_sbatch,
   "launch/zoo.py": check_zoo,
   "examples/run.py": check_notebooks,
+  "docs/tables.py": lambda *_, **__: None,  # test_tables.py checks the pages.
   "pip": check_install,
   "pytest": check_pytest,
   "docker": check_docker,
@@ -502,8 +504,10 @@ def execute(argv, **context):
   if program == "jaxformers" and argv[:1] and argv[0] in COMMANDS:
     program, *argv = [COMMANDS[argv[0]], *argv[1:]]
   registry.choose("program of a document", program, RUNNERS)
-  # Others are named without their arguments.
-  if "..." not in argv and (argv or not program.startswith("jaxformers")):
+  # Others are named without their arguments, or with a request for help.
+  if not {"...", "--help"} & {*argv} and (
+    argv or not program.startswith("jaxformers")
+  ):
     RUNNERS[program](argv, **context)
 
 
@@ -552,10 +556,9 @@ def test_protocol_table_of_data_page_is_that_of_the_tasks():
     assert [*module.PROTOCOLS] == protocols, name
 
 
-def test_config_table_of_readme_names_existing_files():
-  rows = re.findall(
-    r"^\| (`configs/\S+\.py`.*?) \|", (ROOT / "README.md").read_text(), re.M
-  )
+def test_config_table_of_models_page_names_existing_files():
+  page = (ROOT / "docs" / "models.md").read_text()
+  rows = re.findall(r"^\| (`configs/\S+\.py`.*?) \|", page, re.M)
   assert len(rows) > 10
   for row in rows:
     first, *others = re.findall(r"`(\S+\.py)`", row)
@@ -571,7 +574,7 @@ def test_execute_refuses_an_unknown_program():
 def test_commands_are_found_in_documents():
   assert len(FOUND) > 80
   programs = {command.split()[0] for command in FOUND}
-  assert programs >= {"python", "pip", "pytest", "launch/local.sh", "sbatch"}
+  assert programs >= {"jaxformers", "python", "pip", "pytest", "sbatch"}
   assert any("launch/sweep.py --config" in command for command in FOUND)
 
 
@@ -598,7 +601,7 @@ params = model.init(jax.random.key(0), ids, train=False)["params"]
     for page in PAGES
     if name_of(page) not in (*EXAMPLE_PAGES, BLOCK_PAGE)
     for number, block in enumerate(blocks(page))
-    if not block.startswith(USERS_MODULE)
+    if not block.startswith(tuple(USERS_MODULES.values()))
   ],
 )
 @pytest.mark.slow
