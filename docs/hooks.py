@@ -1,4 +1,7 @@
-"""Pages of the site that are made from the package: models, and lists."""
+"""Generates pages of the site: a page for each model, and the lists.
+
+The lists name all configs, tasks and commands.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-# Fields of modules that the package sets by itself.
+# Fields of modules that the package sets, so that no config sets them.
 WIRING = {
   "parent",
   "name",
@@ -30,16 +33,18 @@ from docs import tables  # noqa: E402
 
 
 def _published(name: str) -> Iterator[str]:
-  """Yields the published numbers of a model, a line for each table."""
+  """Yields the published scores of a model, one line for each table row."""
   from jaxformers.analysis.tables import papers
 
   for table in papers.TABLES:
+    # Rows with the name of the model, or with another title for it.
     rows = {
       row: scores
       for row, scores in table.scores.items()
       if row == name or table.rows.get(row, {}).get("model.name") == name
     }
     for row, scores in rows.items():
+      # Leave out columns for which the paper has no score.
       titles = [column.title for column in table.columns]
       cells = [
         f"{title} {score}"
@@ -61,7 +66,11 @@ def _measured(name: str) -> Iterator[str]:
 
 
 def _options(make: Any, fixed: Mapping[str, Any]) -> Iterator[str]:
-  """Yields the options of a mixer or block with their defaults."""
+  """Yields a table row for each option of a mixer or block, with its default.
+
+  Options that the variant fixes are left out.
+  """
+  # A function of heads lists its options; a module has them as fields.
   options = getattr(make, "options", None)
   if options is None:
     parameters = inspect.signature(make).parameters
@@ -78,12 +87,13 @@ def _options(make: Any, fixed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def model_page(name: str) -> str:
-  """Returns the page of a model, in Markdown."""
+  """Returns the Markdown page of a model."""
   from jaxformers.models import BLOCKS, MIXERS, MODELS
 
   variant = MODELS[name]
   block = BLOCKS[variant.block]
   make = MIXERS[variant.mixer] if variant.mixer else block
+  # Title, docstring, and the settings of the variant.
   lines = [f"# {name}", "", "```", inspect.getdoc(make), "```", ""]
   if variant.mixer:
     lines += [
@@ -92,27 +102,30 @@ def model_page(name: str) -> str:
       *(f"`{k}` is {v!r} by default." for k, v in variant.defaults.items()),
       "",
     ]
+  # A command that trains the model.
   command = "    python -m jaxformers.main --config lra/listops:size=tiny"
   lines += [f"{command},model={name} --workdir runs/{name}", ""]
+  # Options of the mixer and of the block.
   for title, owner in (("mixer", make), ("block", block)):
     if title == "block" or variant.mixer:
       rows = list(_options(owner, variant.fixed))
       head = [f"| `model.{title}` | default |", "| --- | --- |"]
       lines += [*head, *rows, ""] if rows else []
+  # Numbers of the papers, and of our tables.
   published = list(_published(name))
   lines += ["## Published numbers", "", *published, ""] if published else []
   measured = list(_measured(name))
   lines += ["## Our numbers", *measured] if measured else []
   lines += [
     "",
-    "All numbers: [results](../results.md). Time and memory beside softmax",
-    "attention: [all encoders](../mixers.md#speed-and-memory).",
+    "[Results](../results.md) has all numbers. Time and memory compared with",
+    "PyTorch: [performance](../performance.md#encoders).",
   ]
   return "\n".join(lines)
 
 
 def lists() -> str:
-  """Returns the page of configs, tasks and commands, in Markdown."""
+  """Returns the Markdown page of configs, tasks and commands."""
   from jaxformers.commands import (
     configs as list_configs,
   )
@@ -124,6 +137,7 @@ def lists() -> str:
   from jaxformers.foundations.tables import markdown_table
   from jaxformers.tasks import TASKS
 
+  # The first line of a docstring describes a config or a task.
   configs = [
     (f"`{name}`", list_configs.document(path).splitlines()[0])
     for name, path in packaged_names().items()
@@ -142,22 +156,22 @@ def lists() -> str:
       "## Commands",
       f"```\n{console.overview()}\n```",
       "## Configs",
-      markdown_table(("`--config`", "what it is"), configs),
+      markdown_table(("`--config`", "short description"), configs),
       "## Tasks",
-      markdown_table(("task", "protocols", "what it is"), tasks),
+      markdown_table(("task", "protocols", "short description"), tasks),
     ]
   )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-  """Adds the pages that are made here."""
+  """Adds the generated pages to the site and to its navigation."""
   from jaxformers.models import MODELS
 
   pages = {"commands.md": lists()}
   pages |= {f"models/{name}.md": model_page(name) for name in sorted(MODELS)}
   for path, content in pages.items():
     files.append(File.generated(config, path, content=content))
-  # Every model has a page below those of all.
+  # List the page of every model under "Models", after the general pages.
   for section in config.nav:
     if "Models" in section:
       section["Models"] = [
