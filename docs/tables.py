@@ -71,7 +71,8 @@ def _format(value: Any, decimals: int, mean: bool) -> str:
   if isinstance(value, dict):
     return f"{value['mean']:.{decimals}f} ± {value['deviation']:.{decimals}f}"
   if isinstance(value, float):
-    return f"{value:,.{decimals}f}"
+    # Columns of many magnitudes keep the digits that were recorded.
+    return f"{value:,.{decimals}f}" if decimals < 3 else repr(value)
   return f"{value:,}" if isinstance(value, int) else str(value)
 
 
