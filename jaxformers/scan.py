@@ -239,6 +239,7 @@ def _is_constant(a: Pair, b: Pair) -> bool:
 
 
 def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
+  # Check the form and the rank of b.
   shape = b.real.shape
   if form not in ("auto", *FORMS):
     raise ValueError(f"Unknown form {form!r}: choose auto, {', '.join(FORMS)}.")
@@ -246,6 +247,7 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
     raise ValueError(
       f"b has the shape {shape}: give [batch, n, ...] with n > 0."
     )
+  # Check that a broadcasts to the shape of a state, or of b.
   is_constant = _is_constant(a, b)
   wanted = shape[2:] if is_constant else shape
   try:
@@ -257,6 +259,7 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
       f"a has the shape {a.real.shape} and b {shape}: give a as {shape[2:]}, "
       f"equal in every step, or as {shape}."
     )
+  # Check the mask, and the conditions of the form "fft".
   if mask is not None and mask.shape != shape[:2]:
     raise ValueError(f"mask has the shape {mask.shape}: give {shape[:2]}.")
   if form == "fft" and not (is_constant and mask is None):

@@ -87,10 +87,11 @@ class Isometric(nn.Module):
         f"d_model={d} with {len(self.dilations)} dilations: each dilation has "
         f"groups of 4 channels, so d_model must be a multiple of {groups}."
       )
+    # The form "feed_forward" has two biases, "pointwise" has one.
     shape = (self.num_sections, d // 2)
     count = 2 if choose("form", self.form, FORMS) == "feed_forward" else 1
     choose("a", self.a, BOUNDS)
-    # Create the parameters, and apply the layer as a pure function.
+    # Create the parameters: Q_1 and Q_2, lambda, a, b, and W_1 and W_2.
     layers = self.invertible()
     weights = Weights(
       rotation(self, "mixing", (2, d, d), self.orthogonal_map),
@@ -101,6 +102,7 @@ class Isometric(nn.Module):
       if count == 2
       else None,
     )
+    # Apply the layer as a pure function, which has an inverse.
     y, _ = layers.forward(weights, x, None, mask)
     return y, carry
 

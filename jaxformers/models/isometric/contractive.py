@@ -98,12 +98,14 @@ class Contractive(nn.Module):
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
 
+    # a M(x)
     def mix(x: jax.Array) -> jax.Array:
       y, _ = mixer(x.astype(self.dtype), mask=mask, carry=carry, train=train)
       # Add nothing to padding, so that the inverse restores it.
       y = jnp.where(mask[..., None], y, 0)
       return a.astype(x.dtype) * y.astype(x.dtype)
 
+    # a H(x)
     def feed_forward(x: jax.Array) -> jax.Array:
       y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)
       return a.astype(x.dtype) * y.astype(x.dtype)
@@ -133,6 +135,7 @@ class Contractive(nn.Module):
     # Check that the mixer is bounded.
     mixer = self.mixer(parent=None)
     if not getattr(mixer, "is_bounded", False):
+      # List the models whose mixer is bounded.
       models = sorted(
         name
         for name, variant in MODELS.items()
@@ -217,8 +220,7 @@ class ContractiveLayers(InvertibleLayers):
       mask,
       **how,
     )
-    # Invert x + a M(x) for each sequence, flattened to one vector without
-    # padding.
+    # Invert x + a M(x) for each sequence, as one vector with padding 0.
     shape = y.shape
     flat = jnp.where(mask[..., None], middle, 0).reshape(shape[0], -1)
 
@@ -227,6 +229,7 @@ class ContractiveLayers(InvertibleLayers):
       return z.reshape(shape[0], -1)
 
     x, _ = solve(flat, mix, rates["mixer"], mask.any(1), **how)
+    # The mixer adds nothing to padding, whose input is `middle`.
     return jnp.where(mask[..., None], x.reshape(shape), middle)
 
   def max_steps(self) -> int:
@@ -273,6 +276,7 @@ class ContractiveLayers(InvertibleLayers):
     if exact:
       rates = tuple(self.constants(weights, shared).values())
 
+    # Each branch multiplies a change by at most 1 + rate.
     def move(change: Change, n: Any) -> Change:
       for rate in rates:
         change = change.add_branch(rate, n)

@@ -121,6 +121,7 @@ class IsometricLayers(InvertibleLayers):
       orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
     )
 
+    # Collect the parameters and the orthogonal matrices of one layer.
     def layer_weights(layer: str) -> Weights:
       free, matrices = params[layer], rotations[layer]
       return Weights(
@@ -252,6 +253,7 @@ class IsometricLayers(InvertibleLayers):
       constants = self.constants(weights, shared)
       rate = constants.get("feed_forward", float(weights.a))
 
+    # F multiplies a change by at most `greatest`, the nonlinearity by 1 + rate.
     def move(change: Change, n: Any) -> Change:
       turned = Change(*(greatest * size for size in change))
       return turned.add_branch(rate, n)

@@ -45,6 +45,7 @@ def spread_dilations(d: int, length: int) -> tuple[int, ...]:
       f"d_model={d}: filters read complex channels in both directions. Choose "
       "a multiple of 4."
     )
+  # Choose the greatest number that divides d / 4.
   longest = min(max(length // 8, 1), LONGEST // 2 - 1)
   count = max(k for k in range(1, longest.bit_length() + 1) if d // 4 % k == 0)
   ratios = np.geomspace(1, longest, count)
@@ -100,10 +101,12 @@ def _grid(
 
   Frequency f of a ring of length l is w = 2 pi f / l.
   """
+  # exp(-2 pi i f m / length), reduced mod length as exact integers, [b, G, n].
   frequency = jnp.arange(n, dtype=jnp.uint32)[None, None]
   size = lengths.astype(jnp.uint32)[:, None, None]
   steps = jnp.asarray(dilations, jnp.uint32)[None, :, None]
   delay = _unit((frequency * steps) % size, size, sections.angle.dtype)
+  # Append the conjugate for the channels that read backwards.
   delay = jnp.stack([delay, jnp.conj(delay)], 2)[:, :, None]
   return Grid(delay, delays(dilations, len(sections.angle)))
 
@@ -152,6 +155,7 @@ def _gradient_of_phases(
     sections, grid: as for `transfer`.
     slope: gradient with respect to the phases of `transfer`, real [b, C, n].
   """
+  # Arrange the gradient by groups and directions, [b, G, C / 2G, 2, n].
   groups = grid.order.shape[1]
   slope = slope.reshape(slope.shape[0], groups, -1, 2, slope.shape[-1])
   eigenvalues = sections.eigenvalues()
@@ -202,6 +206,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
   ring = jnp.fft.fft(jnp.conj(chirp))[:, None]
   chirp = jnp.where(place < count, chirp, 0)[:, None]
 
+  # X_f = chirp_f sum_k (x_k chirp_k) conj(chirp_(f-k))
   def transform(x: jax.Array) -> jax.Array:
     return chirp * jnp.fft.ifft(jnp.fft.fft(x * chirp) * ring)
 
@@ -229,6 +234,7 @@ def _by_length(
     function: function of the Fourier transform, of the lengths ([1] if all are
       n, else [b]), and of the size of the arrays of the transform.
   """
+  # The condition is evaluated at run time, and only one branch runs.
   n = x.shape[-1]
   greatest = jnp.full((1,), n, jnp.int32)
   return jax.lax.cond(
@@ -263,6 +269,7 @@ def _apply(
   def run(transform: Transform, lengths: jax.Array, size: int) -> jax.Array:
     grid = _grid(sections, dilations, lengths, size)
     response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
+    # Multiply the spectrum by the response, and transform back.
     spectrum = response * transform(_fill(x, size))
     # The inverse transform of s is conj(transform(conj(s))) / length.
     y = jnp.conj(transform(jnp.conj(spectrum)))[..., : x.shape[-1]]
@@ -306,6 +313,7 @@ def _apply_backward(
     back = response * back
     # The response is exp(i phase), whose derivative is i exp(i phase).
     slope = -(back * transform(_fill(x, size))).imag
+    # If all samples share the frequencies, sum over them first.
     if lengths.shape[0] == 1:
       slope = slope.sum(0, keepdims=True)
     slope = (-slope if inverse else slope).astype(sections.angle.dtype)

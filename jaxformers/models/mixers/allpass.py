@@ -368,6 +368,7 @@ class AllPass(nn.Module):
       collections: variables of the mixer: `rotations`, or `params` if
         `rotations` are missing.
     """
+    # Multiply the norms in float64.
     matrices = find_rotations(collections, self.orthogonal_map)
     (mixing,) = matrices.values()
     norms = np.linalg.norm(np.asarray(mixing, np.float64), 2, (-2, -1))
@@ -376,6 +377,7 @@ class AllPass(nn.Module):
 
 def _both_ways(x: Pair, log: Pair, dilation: int) -> Pair:
   """Filters the first half of the channels forwards, the second backwards."""
+  # Run each half of the channels with its own eigenvalues, then join them.
   half = x.real.shape[-1] // 2
   early, late = (
     filter_causally(

@@ -76,6 +76,7 @@ def on_ring(kernel: jax.Array, backward: jax.Array | None = None) -> jax.Array:
   Args:
     kernel, backward: kernels k and k' as in `convolve`.
   """
+  # Put lag l at place l, and lag -l at place 2 n - l.
   n = kernel.shape[1]
   ring = jnp.pad(kernel, ((0, 0), (0, n)))
   if backward is not None:

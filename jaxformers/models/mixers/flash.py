@@ -327,6 +327,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     dv = dv + jnp.pad(_across(g, dropped), later)
     return (dk, dv), jnp.matmul(slopes, keys)
 
+  # Scan over the blocks; gradients of keys and values are the carry, [e, n].
   start = tuple(
     jnp.zeros((*a.shape[:-2], a.shape[-1], n), top.dtype) for a in (k, v)
   )

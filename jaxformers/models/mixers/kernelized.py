@@ -65,7 +65,7 @@ def kernelized(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-
+  # Divide by e^(1/4), and compute the exponents as products of two vectors.
   scale = q.shape[-1] ** -0.25
   form = Form(causal, normalize, precision=HIGHEST)
   return attend(*exponents(q * scale, k * scale), v, mask, dropout, form)

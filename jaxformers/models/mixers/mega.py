@@ -162,6 +162,7 @@ class Mega(nn.Module):
     # Values V come from x; everything else comes from the moving average X'.
     values = nn.silu(self._dense(x, v, "v_proj"))
     values = make_dropout(self, self.value_dropout_rate, train=train)(values)
+    # X' = SiLU(EMA(x))
     averaged = nn.silu(self._average(x, mask))
     averaged = make_dropout(self, self.dropout_rate, train=train)(averaged)
     # Map X' to the update gate, Z, the reset gate and the candidate.
@@ -214,6 +215,7 @@ class Mega(nn.Module):
     rows = d if self.causal else 2 * d
     normal = nn.initializers.normal
 
+    # beta starts with alternating signs.
     def init_beta(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
       signs = jnp.where(jnp.arange(size) % 2, -1.0, 1.0)[None]
       return signs + START * jax.random.normal(key, shape)
@@ -257,6 +259,7 @@ class Mega(nn.Module):
     biases = self._biases()
     if is_decoding(self):
       return self._attend_to_cache(head, biases, dropout)
+    # Without chunks, attend to the whole sequence.
     n, chunk = head.mask.shape[1], self.attention_chunk
     if not chunk or chunk >= n:
       return self._by_blocks(head, biases, dropout)

@@ -113,6 +113,7 @@ class GatedOutput(nn.Module):
     g = drop_channels(self, activation(y), self.dropout_rate, train=train)
     if form == "none":
       return g
+    # Multiply by the sigmoid of a linear map of g.
     d = y.shape[-1]
     gate = jax.nn.sigmoid(dense(g, d, "gate", dtype=self.dtype))
     if form == "full":

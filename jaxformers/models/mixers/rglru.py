@@ -123,6 +123,7 @@ class RGLRU(nn.Module):
 
   def _block_diagonal(self, u: jax.Array, name: str) -> jax.Array:
     """Maps the channels of each head linearly, [b, n, width]."""
+    # One kernel and bias per head, [h, e, e] and [h, e].
     h, e = self.num_heads, u.shape[-1] // self.num_heads
     init = nn.initializers.variance_scaling(
       1.0, "fan_in", "normal", in_axis=1, out_axis=2, batch_axis=0

@@ -205,6 +205,7 @@ class S4D(Recurrence):
     cached = recall(self, "share")
     if cached is not None:
       return cached
+    # The gain is the greatest modulus of the transfer function on a ring.
     ring = on_ring(*self._kernels(log, b, c, self.max_len))
     ring = ring.at[:, 0].add(skip)
     share = 1 / jnp.maximum(jnp.abs(jnp.fft.rfft(ring)).max(1), 1)
@@ -259,6 +260,7 @@ class S4D(Recurrence):
     self, log: Pair, b: Pair, c: Pair, x: jax.Array, mask: jax.Array
   ) -> jax.Array:
     kernels = self._kernels(log, b, c, x.shape[1])
+    # Convolve the tokens, moved before the padding, and move them back.
     x, moved = to_front(wide(x), mask)
     return move_back(convolve(x, *kernels), moved)
 

@@ -153,6 +153,7 @@ def _start(size: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
 
   Eigenvalues with negative imaginary parts are kept, as in the authors' code.
   """
+  # Repeat the first half of the eigenvalues of one block for all blocks.
   eigenvalues, vectors, _ = legs(size // blocks)
   half = size // blocks // 2
   block = np.eye(blocks)
@@ -167,6 +168,7 @@ def _times(matrix: np.ndarray, x: Pair) -> jax.Array:
   real, imag = (
     jnp.asarray(part, x.real.dtype) for part in (matrix.real, matrix.imag)
   )
+  # (R + i I) (x + i y) = (R x - I y) + i (R y + I x)
   precise = functools.partial(jnp.matmul, precision=HIGHEST)
   return jnp.stack(
     [

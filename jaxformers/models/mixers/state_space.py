@@ -103,6 +103,7 @@ def _zoh(eigenvalue: Pair, step: jax.Array) -> tuple[Pair, Pair]:
   size = jnp.expm1(log.real)
   real = size * jnp.cos(log.imag) - 2 * jnp.sin(log.imag / 2) ** 2
   imag = (size + 1) * jnp.sin(log.imag)
+  # (a - 1) / l = (a - 1) conj(l) / |l|^2
   square = eigenvalue.real**2 + eigenvalue.imag**2
   # The limit at l = 0 is D. Divide by 1 there, so that gradients are finite.
   is_zero = square == 0

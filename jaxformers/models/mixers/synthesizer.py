@@ -103,6 +103,7 @@ def synthesizer(
     if kind == "fixed_random":
       drawn = draw(kind, lambda key: jax.random.normal(key, square))
       return (), lambda: drawn[:, :n, :n]
+    # R_1 R_2.T
     if kind == "factorized_random":
       init, shape = normal(factor**-0.25), (h, max_len, factor)
       r = [param(f"{kind}_{i}", init, shape)[:, :n] for i in (1, 2)]
@@ -121,6 +122,7 @@ def synthesizer(
         return apply_first(x)[..., j % a] * apply_second(y)[..., j // a]
 
       return (*first, *second), multiply
+    # kind == "dot": q k.T / sqrt(e)
     return (project("query"), project("key")), lambda q, k: dot(q, k) / e**0.5
 
   # Add the logits of all kinds, with learned convex weights.

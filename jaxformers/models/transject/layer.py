@@ -297,6 +297,7 @@ class TransJectLayers(InvertibleLayers):
       orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
     )
 
+    # Collect the parameters and the orthogonal matrices of one layer.
     def layer_weights(layer: str) -> Weights:
       free, matrices = params[layer], rotations[layer]
       experts = Experts(
@@ -317,6 +318,7 @@ class TransJectLayers(InvertibleLayers):
     free = variables["params"]["layer_0"]["mixer"]
     if self.sigma == "learned":
       return self.sown(learned_sigma(free["sigma"]), None)
+    # Compute the eigenvalues of the embedded tokens in the learned basis.
     name = orthogonal.parameter_name("basis", self.orthogonal_map)
     if "rotations" in variables:
       basis = variables["rotations"]["layer_0"]["mixer"][name]
