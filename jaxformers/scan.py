@@ -107,7 +107,7 @@ def _cut(x: jax.Array, length: int, axis: int) -> jax.Array:
 
 
 def _join(x: jax.Array, n: int, axis: int) -> jax.Array:
-  """Undoes `_cut`: returns [batch, n, ...]."""
+  """Inverts `_cut`: returns [batch, n, ...]."""
   x = jnp.moveaxis(x, 0, axis)
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :n]
 
@@ -138,13 +138,13 @@ def linear_scan(
     mask: bool [batch, n], False at steps to skip; None for all True.
     initial: state before the first step, [batch, ...]; None for 0.
     reverse: True to begin with the last step.
-    form: "scan" runs one step after another; "associative" a tree of depth
-      log n; "chunked" runs chunks of steps in parallel, then combines the
-      chunks one after another, and needs factors of which the product of
-      `CHUNK` does not overflow; "fft" convolves b with the powers of a, and
-      needs constant factors with |a| <= 1 and no mask (its errors are relative
-      to the largest state); "auto" is "scan" on a CPU, and "associative" on
-      other devices.
+    form: algorithm, one of these. "scan" runs one step after another.
+      "associative" combines steps in a tree of depth log n. "chunked" runs
+      chunks of steps in parallel, then combines the chunks one after another;
+      products of `CHUNK` factors must not overflow. "fft" convolves b with the
+      powers of a; it needs factors that are equal in every step with |a| <= 1,
+      and no mask, and its errors are relative to the largest state. "auto" is
+      "scan" on a CPU, and "associative" on other devices.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],

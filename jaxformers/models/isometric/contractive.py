@@ -276,7 +276,7 @@ class ContractiveLayers(InvertibleLayers):
     if exact:
       rates = tuple(self.constants(weights, shared).values())
 
-    # Each branch multiplies a change by at most 1 + rate.
+    # Apply the bound of a residual branch once per branch.
     def move(change: Change, n: Any) -> Change:
       for rate in rates:
         change = change.add_branch(rate, n)

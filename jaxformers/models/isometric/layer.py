@@ -253,7 +253,7 @@ class IsometricLayers(InvertibleLayers):
       constants = self.constants(weights, shared)
       rate = constants.get("feed_forward", float(weights.a))
 
-    # F multiplies a change by at most `greatest`, the nonlinearity by 1 + rate.
+    # Multiply by the bound of F, then apply the bound of a residual branch.
     def move(change: Change, n: Any) -> Change:
       turned = Change(*(greatest * size for size in change))
       return turned.add_branch(rate, n)

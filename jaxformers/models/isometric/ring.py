@@ -152,7 +152,7 @@ def _gradient_of_phases(
   respect to the angle of a is 2 r (cos p - r) / |1 - a z|^2.
 
   Args:
-    sections, grid: as for `transfer`.
+    sections, grid: sections and frequencies, as in `transfer`.
     slope: gradient with respect to the phases of `transfer`, real [b, C, n].
   """
   # Arrange the gradient by groups and directions, [b, G, C / 2G, 2, n].
@@ -167,7 +167,7 @@ def _gradient_of_phases(
     _of_groups(sizes, groups),
     strict=True,
   ):
-    # a z, |1 - a z|^2, and the sums over samples and frequencies.
+    # Compute a z and |1 - a z|^2, then sum over samples and frequencies.
     turned = factor[None] * grid.delay[:, index]
     square = jnp.square(1 - turned.real) + jnp.square(turned.imag)
     weight = 2 * slope / square
@@ -175,8 +175,8 @@ def _gradient_of_phases(
     cosine = (weight * (turned.real - jnp.square(r)[None])).sum((0, 4))
     by_size.append(sine.ravel())
     by_angle.append(cosine.ravel())
-  # `sine` has the factor r: r sin p is the imaginary part of a z, and
-  # d/d(log r) = r d/dr. Then log r = -SLOWEST - exp(decay).
+  # The sums with r sin p, the imaginary part of a z, are derivatives with
+  # respect to log r = -SLOWEST - exp(decay).
   by_decay = -jnp.exp(sections.decay) * jnp.stack(by_size)
   return Sections(by_decay, jnp.stack(by_angle))
 

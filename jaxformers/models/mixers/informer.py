@@ -43,7 +43,7 @@ def informer(
 
   Source: Zhou et al. 2021, https://arxiv.org/abs/2012.07436, equations 2 to 4
   and algorithm 1. Equals softmax attention with u = n. Differs from their code
-  and Skyformer's: padding is neither key nor query, and not in the mean; the
+  and Skyformer's: keys, queries and the mean exclude padding; the
   measure subtracts the mean over the samples, not their sum divided by n; the
   counts depend on max_len, so that padding changes nothing; evaluation always
   draws the same samples. No causal form: the choice of queries sees all tokens.

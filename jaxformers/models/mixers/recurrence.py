@@ -86,10 +86,10 @@ GLUS = ("full", "half1", "half2", "none")
 class GatedOutput(nn.Module):
   """Activation and gated linear unit after a recurrence, [b, n, d].
 
-  With g = dropout(activation(y)), the form "full" computes
-  (W1 g + b1) sigmoid(W2 g + b2), "half1" g sigmoid(W g + b), "half2"
-  y sigmoid(W g + b), and "none" g. Dropout drops a channel at all tokens or at
-  none.
+  Let g = dropout(activation(y)). The form "full" computes
+  (W1 g + b1) sigmoid(W2 g + b2), "half1" computes g sigmoid(W g + b), "half2"
+  computes y sigmoid(W g + b), and "none" returns g. Dropout drops a channel at
+  all tokens or at none.
 
   Source: Smith et al. 2023, https://arxiv.org/abs/2208.04933, appendix G.1;
   "full" is Dauphin et al. 2017, https://arxiv.org/abs/1612.08083, equation 1.

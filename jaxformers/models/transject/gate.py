@@ -35,8 +35,8 @@ def gate(
   """Returns the convex weights of the experts for each sample, float32 [b, e].
 
   lambda_e = softmax_e(w . max over tokens of (x + a f_e)). The paper does not
-  specify the gate. This is the gate of the authors' code, with padding masked
-  and without the bias, which cancels in the softmax.
+  specify the gate. This gate is from the authors' code, with padding masked and
+  without the bias, which cancels in the softmax.
 
   Args:
     x: input of the layer, [b, n, d].

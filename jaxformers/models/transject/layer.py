@@ -487,7 +487,8 @@ class TransJectLayers(InvertibleLayers):
     is_alone = len(weights.experts.u) == 1
     if self.sigma != "learned" or not (is_alone or self.gating == "certified"):
       return None
-    # Include the changes of the gate, for which the branch has the constant a.
+    # The changes of a certified gate multiply the constant a / c of the mixture
+    # by c.
     across = 1.0 if is_alone else certified_constant(weights.experts.gate)
     rates: tuple[Any, Any]
     if exact:
