@@ -1,11 +1,12 @@
 """Linear recurrences h_t = a_t h_(t-1) + b_t of real or complex numbers.
 
-`linear_scan` needs nothing of this package but JAX. It has several forms, which
-give one result but for rounding, at different speeds. Its backward pass stores
-one state for each `SEGMENT` steps.
+`linear_scan` is independent of the models of this package. It has several
+forms, which differ in speed and give equal results up to rounding. Its backward
+pass stores one state per `SEGMENT` steps.
 
-Complex numbers are pairs of real arrays inside, since accelerators compute and
-compile these faster; on CPUs they are complex arrays, for the same reason.
+Accelerators compute and compile pairs of real arrays faster than complex
+arrays, so complex numbers are pairs there. CPUs are faster with complex arrays,
+so pairs are merged into complex arrays there.
 """
 
 from __future__ import annotations
@@ -19,30 +20,39 @@ import jax.numpy as jnp
 from jaxformers.foundations.registry import check_keywords
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
-CHUNK = 32  # Steps of a chunk, all of which run at the same time.
+CHUNK = 32  # Steps per chunk of the form "chunked"; chunks run in parallel.
 
 
 class Pair(NamedTuple):
-  """Real and imaginary part of numbers; no imaginary part for real ones."""
+  """Real and imaginary parts of an array of numbers.
+
+  Attributes:
+    real: the real parts, or a merged complex array (see `_merge`).
+    imag: the imaginary parts; None for real numbers.
+  """
 
   real: jax.Array
-  # None for real numbers. `| Any`, since most callers have complex ones.
+  # `| Any` spares callers with complex numbers a check for None.
   imag: jax.Array | Any = None
 
 
 def _map(function: Any, *pairs: Pair) -> Pair:
-  """Applies a function to the parts of pairs, all of which have the same."""
+  """Applies `function` to the real and to the imaginary parts separately.
+
+  Either all pairs have an imaginary part, or none has.
+  """
   return jax.tree.map(function, *pairs)
 
 
 def times(x: Pair, y: Pair) -> Pair:
-  """Returns the products of numbers."""
+  """Returns the elementwise product x y."""
   if x.imag is None and y.imag is None:
     return Pair(x.real * y.real)
   if x.imag is None:
     return Pair(x.real * y.real, x.real * y.imag)
   if y.imag is None:
     return Pair(x.real * y.real, x.imag * y.real)
+  # (a + b i) (c + d i) = (a c - b d) + (a d + b c) i
   real = x.real * y.real - x.imag * y.imag
   return Pair(real, x.real * y.imag + x.imag * y.real)
 
@@ -52,21 +62,22 @@ def _plus(x: Pair, y: Pair) -> Pair:
 
 
 def _adjoint(x: Pair) -> Pair:
-  """Returns the factor by which a gradient goes back through a product.
+  """Returns the factor of the gradient in the backward pass of y -> x y.
 
-  JAX's gradient with respect to a complex array is the conjugate of that with
-  respect to its parts.
+  This is the conjugate of x for pairs. For a complex array it is x itself,
+  since JAX's gradient with respect to a complex array is the conjugate of the
+  gradient with respect to its real and imaginary parts.
   """
   return x if x.imag is None else Pair(x.real, -x.imag)
 
 
 def _merge(x: Pair) -> Pair:
-  """Returns complex numbers as one array, as if they were real."""
+  """Packs both parts into one complex array, in the field `real`."""
   return x if x.imag is None else Pair(jax.lax.complex(*x))
 
 
 def _ones_where(keep: jax.Array | None, a: Pair) -> Pair:
-  """Returns a where `keep`, and 1 elsewhere."""
+  """Returns a where `keep` is True, and 1 elsewhere."""
   if keep is None:
     return a
   imag = None if a.imag is None else jnp.where(keep, a.imag, 0)
@@ -74,17 +85,19 @@ def _ones_where(keep: jax.Array | None, a: Pair) -> Pair:
 
 
 def _beside(x: Pair, y: Pair) -> Pair:
-  """Returns x with axes in front, as many as y has."""
+  """Prepends axes of size one until x has the rank of y."""
   lift = (1,) * (y.real.ndim - x.real.ndim)
   return _map(lambda part: part.reshape(lift + part.shape), x)
 
 
 def _cut(x: jax.Array, length: int, axis: int) -> jax.Array:
-  """Cuts the steps of x [batch, n, ...] into parts, the last filled with 0.
+  """Cuts the steps of x into parts and moves one of the two axes to the front.
+
+  The last part is padded with 0.
 
   Args:
-    x: an array, with axes [batch, parts, length, ...] after the cut.
-    length: steps of a part.
+    x: array [batch, n, ...], which becomes [batch, parts, length, ...].
+    length: number of steps of a part.
     axis: axis that is moved to the front: 1 for the parts, 2 for their steps.
   """
   rest = -x.shape[1] % length
@@ -94,7 +107,7 @@ def _cut(x: jax.Array, length: int, axis: int) -> jax.Array:
 
 
 def _join(x: jax.Array, n: int, axis: int) -> jax.Array:
-  """Undoes `_cut`, for n steps."""
+  """Inverts `_cut`: returns [batch, n, ...]."""
   x = jnp.moveaxis(x, 0, axis)
   return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :n]
 
@@ -109,57 +122,60 @@ def linear_scan(
   reverse: bool = False,
   form: str = "auto",
 ) -> tuple[Any, Any]:
-  """Returns all states of h_t = a_t h_(t-1) + b_t, and the last one.
+  """Returns all states of h_t = a_t h_(t-1) + b_t, and the last state.
 
-  A step that `mask` leaves out changes nothing: its state is that of the step
-  before. States are computed in float32 at least; those of all steps are
-  returned in the type of `b`.
+  A masked step copies the state of the step before it. States are computed in
+  float32 at least. The states of all steps are returned in the dtype of `b`.
 
-  The backward pass computes the states anew, `SEGMENT` steps at a time, and
-  keeps none but those between the segments. There is no forward-mode
-  differentiation.
+  The forward pass stores the states between segments of `SEGMENT` steps; the
+  backward pass recomputes the other states, one segment at a time. There is no
+  forward-mode differentiation.
 
   Args:
-    a: factors; [...] for the same in every step, or [batch or 1, n, ...]. Real
-      or complex arrays, or pairs (real, imaginary) of arrays.
-    b: what is added, [batch, n, ...], likewise.
-    mask: bool [batch, n], False at steps to leave out; None for all True.
+    a: factors, [...] if they are equal in every step, or [batch or 1, n, ...];
+      a real or complex array, or a pair (real, imaginary) of arrays.
+    b: added terms, [batch, n, ...]; a real or complex array, or a pair.
+    mask: bool [batch, n], False at steps to skip; None for all True.
     initial: state before the first step, [batch, ...]; None for 0.
     reverse: True to begin with the last step.
-    form: "scan", one step after another; "associative", a tree of depth log n;
-      "chunked", chunks of steps side by side, then from chunk to chunk, for
-      factors of which `CHUNK` in a row do not overflow; "fft", a convolution
-      with the powers of a, for the same a with |a| <= 1 in every step and no
-      mask, whose errors are relative to the largest state; or "auto", the
-      fastest of the first two for the device at hand.
+    form: algorithm, one of these. "scan" runs one step after another.
+      "associative" combines steps in a tree of depth log n. "chunked" runs
+      chunks of steps in parallel, then combines the chunks one after another;
+      products of `CHUNK` factors must not overflow. "fft" convolves b with the
+      powers of a; it needs factors that are equal in every step with |a| <= 1,
+      and no mask, and its errors are relative to the largest state. "auto" is
+      "scan" on a CPU, and "associative" on other devices.
 
   Returns:
-    The states [batch, n, ...], and the last state [batch, ...], that of step 0
-    with `reverse`. Both are complex if an argument is, and pairs if `b` is one.
+    The states [batch, n, ...], and the state after the last step [batch, ...],
+    which is step 0 with `reverse`. Both are complex if any argument is complex,
+    and pairs if `b` is a pair.
 
   Raises:
-    ValueError: for an unknown form, shapes that do not go together, or the form
-      "fft" where it does not apply.
+    ValueError: if the form is unknown, if the shapes do not fit, or if the form
+      "fft" does not apply.
   """
   factor, added = _pair(a), _pair(b)
   start = _pair(0.0 if initial is None else initial)
   mask = None if mask is None else jnp.asarray(mask)
   _check(factor, added, mask, form)
+  # Promote everything to one dtype, and broadcast the first state.
   shape, dtype = added.real.shape, added.real.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
   dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else wide
   factor, added, start = _promote(factor, added, start, wide)
   start = _map(lambda x: jnp.broadcast_to(x, (shape[0], *shape[2:])), start)
-  # Constant factors have every axis of a state.
+  # Give constant factors the rank of a state.
   if _is_constant(factor, added):
     factor = _map(
       lambda x: x.reshape((1,) * (len(shape) - 2 - x.ndim) + x.shape), factor
     )
-  # A step that is left out adds nothing, whatever its numbers are.
+  # Masked steps add 0, also where b is not finite.
   keep = None
   if mask is not None:
     keep = mask.reshape(*mask.shape, *(1,) * (len(shape) - 2))
     added = _map(lambda x: jnp.where(keep, x, 0), added)
+  # Run a reversed recurrence forwards on flipped steps.
   if reverse:
     added, keep = jax.tree.map(lambda x: jnp.flip(x, 1), (added, keep))
     if not _is_constant(factor, added):
@@ -178,9 +194,9 @@ def linear_scan(
 def _promote(
   factor: Pair, added: Pair, start: Pair, dtype: Any
 ) -> tuple[Pair, Pair, Pair]:
-  """Returns all in one dtype, and with an imaginary part if any has one.
+  """Casts all arguments to `dtype`, and makes all complex if any is complex.
 
-  Factors stay real where they are.
+  Real factors stay real.
   """
   is_complex = any(x.imag is not None for x in (factor, added, start))
   factor, added, start = (
@@ -199,7 +215,10 @@ def _pair(x: Any) -> Pair:
 
 
 def _unpair(x: Pair, dtype: Any, like: Any) -> Any:
-  """Returns numbers in the caller's form, their parts in a type."""
+  """Returns x as an array or a pair, as the caller gave `like`.
+
+  Real numbers and the parts of a pair are cast to `dtype`.
+  """
   if x.imag is None and not jnp.iscomplexobj(x.real):
     return x.real.astype(dtype)
   if not isinstance(like, tuple):
@@ -220,6 +239,7 @@ def _is_constant(a: Pair, b: Pair) -> bool:
 
 
 def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
+  # Check the form and the rank of b.
   shape = b.real.shape
   if form not in ("auto", *FORMS):
     raise ValueError(f"Unknown form {form!r}: choose auto, {', '.join(FORMS)}.")
@@ -227,6 +247,7 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
     raise ValueError(
       f"b has the shape {shape}: give [batch, n, ...] with n > 0."
     )
+  # Check that a broadcasts to the shape of a state, or of b.
   is_constant = _is_constant(a, b)
   wanted = shape[2:] if is_constant else shape
   try:
@@ -236,13 +257,14 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
   if not fits or (not is_constant and a.real.shape[1] != shape[1]):
     raise ValueError(
       f"a has the shape {a.real.shape} and b {shape}: give a as {shape[2:]}, "
-      f"the same in every step, or as {shape}."
+      f"equal in every step, or as {shape}."
     )
+  # Check the mask, and the conditions of the form "fft".
   if mask is not None and mask.shape != shape[:2]:
     raise ValueError(f"mask has the shape {mask.shape}: give {shape[:2]}.")
   if form == "fft" and not (is_constant and mask is None):
     raise ValueError(
-      'form="fft" is for the same a in every step, and no mask: choose another.'
+      'form="fft" needs the same a in every step, and no mask: choose another.'
     )
 
 
@@ -250,7 +272,7 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
 def _states(
   form: str, a: Pair, b: Pair, keep: jax.Array | None, start: Pair
 ) -> Pair:
-  """Returns the states of all steps; b is 0 at steps that are left out."""
+  """Returns the states of all steps; b is 0 at masked steps."""
   return FORMS[form](a, b, keep, start)
 
 
@@ -281,12 +303,12 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
   length = _segment(form, n)
   is_constant, is_loop = _is_constant(a, b), form == "scan"
   fixed = a if is_constant else None
-  # The last segment is filled up with steps that change nothing.
+  # Pad the last segment with masked steps.
   if n % length and keep is None:
     keep = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
 
-  # A loop has steps as its first axis: left behind the batch, XLA would move
-  # them in every segment, which is slow for complex numbers.
+  # The form "scan" moves the steps to the first axis here, once. Otherwise XLA
+  # would move them in every segment, which is slow for complex numbers.
   def cut(x: jax.Array) -> jax.Array:
     if not is_loop:
       return _cut(x, length, 1)
@@ -303,6 +325,8 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
     _loop_backward if is_loop else functools.partial(_segment_backward, form)
   )
 
+  # The carry is the gradient of the state between segments, and the sum of the
+  # gradients of constant factors.
   def step(carry: Any, segment: Any) -> tuple[Any, Any]:
     after, total = carry
     da, db, after = backward(fixed, after, segment)
@@ -310,6 +334,7 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
       return (after, _plus(total, da)), (None, db)
     return (after, total), (da, db)
 
+  # Run from the last segment to the first.
   after = _map(lambda x: jnp.zeros_like(x[:, 0]), before)
   total = None if fixed is None else _map(jnp.zeros_like, fixed)
   starts = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
@@ -324,30 +349,35 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
 def _segment_backward(
   form: str, fixed: Pair | None, after: Pair, segment: Any
 ) -> tuple[Pair, Pair, Pair]:
-  """Returns the gradients of a segment, and of the state before it.
+  """Returns the gradients of a segment's a and b, and of the state before it.
+
+  lambda_t = g_t + conj(a_(t+1)) lambda_(t+1) is the gradient of h_t. Then
+  da_t = lambda_t conj(h_(t-1)) and db_t = lambda_t.
 
   Args:
     form: name of the form.
-    fixed: factor of all steps, or None.
-    after: gradient of the segment's last state, from the steps behind it.
-    segment: the state before it; factors of its steps, or None; what is added;
-      the steps that count; and the gradient of the states.
+    fixed: factor of all steps, or None if factors differ.
+    after: gradient of the last state of the segment, from the steps after it.
+    segment: tuple of the state before the segment, the factors of its steps (or
+      None), the added terms, the mask of its steps, and the gradient of its
+      states.
   """
   before, factors, b, keep, g = segment
   a = factors if fixed is None else fixed
   run = FORMS[form]
+  # Recompute the states; `earlier` holds h_(t-1) at step t.
   states = run(a, b, keep, before)
   earlier = _map(
     lambda h, s: jnp.concatenate([s[:, None], h[:, :-1]], 1), states, before
   )
-  # Gradients go backwards: each step multiplies by the factor of the next one.
+  # Flip the steps: step t multiplies the gradient by the factor of step t + 1.
   flip = functools.partial(jnp.flip, axis=1)
 
   def shift(x: jax.Array, fill: Any) -> jax.Array:
     end = jnp.full_like(x[:, :1], fill)
     return flip(jnp.concatenate([x[:, 1:], end], 1))
 
-  # The last step of the segment takes `after` as it is.
+  # Add `after` to the gradient of the last state.
   gradient = _map(flip, g)
   first = _map(lambda x, y: x.at[:, 0].add(y), gradient, after)
   if fixed is None:
@@ -355,14 +385,16 @@ def _segment_backward(
     factor = Pair(shift(a.real, 1), imag)
   else:
     factor = a
+  # Run the recurrence of lambda.
   kept = None if keep is None else shift(keep, False)
   zero = _map(jnp.zeros_like, before)
   lam = _map(flip, run(_adjoint(factor), first, kept, zero))
+  # Masked steps do not use their factors.
   effective = times(lam, _adjoint(earlier))
   if keep is not None:
     effective = _map(lambda x: jnp.where(keep, x, 0), effective)
   da = _reduce(effective, a, is_constant=fixed is not None)
-  # Gradient of the state before the segment.
+  # The gradient of the state before the segment is conj(a_0) lambda_0.
   head = None if keep is None else keep[:, 0]
   decay = a if fixed is not None else _map(lambda x: x[:, 0], a)
   last = _map(lambda x: x[:, 0], lam)
@@ -373,12 +405,17 @@ def _segment_backward(
 def _loop_backward(
   fixed: Pair | None, after: Pair, segment: Any
 ) -> tuple[Pair, Pair, Pair]:
-  """Returns what `_segment_backward` does; steps are the first axis here."""
+  """Computes `_segment_backward` by loops over steps, which are the first axis.
+
+  Both loops run over single steps, as in the form "scan".
+  """
   before, factors, b, keep, g = segment
 
   def forward(h: Pair, args: Any) -> tuple[Pair, Pair]:
     return _advance(fixed, h, args), h
 
+  # The carry is conj(a_(t+1)) lambda_(t+1), and the sum of the gradients of
+  # constant factors.
   def backward(carry: Any, args: Any) -> tuple[Any, Any]:
     after, total = carry
     factor, kept, gradient, earlier = args
@@ -393,19 +430,26 @@ def _loop_backward(
       return (after, None), (lam, effective)
     return (after, _plus(total, effective)), (lam, None)
 
+  # Recompute the states h_(t-1), then run backwards through the steps.
   _, earlier = jax.lax.scan(forward, before, (factors, b, keep))
   total = None if fixed is None else _map(jnp.zeros_like, before)
   (out, total), (lam, effective) = jax.lax.scan(
     backward, (after, total), (factors, keep, g, earlier), reverse=True
   )
-  if fixed is None or total is None:  # Both, or neither.
+  if fixed is None or total is None:  # `total` is None exactly if `fixed` is.
     return _reduce(effective, factors, is_constant=False), lam, out
   total = _map(lambda x: x[None], total)
   return _reduce(total, fixed, is_constant=True), lam, out
 
 
 def _reduce(x: Pair, like: Pair, *, is_constant: bool) -> Pair:
-  """Returns sums of x [batch, n, ...] in the shape of the factors."""
+  """Sums x [batch, n, ...] over the axes along which factors are broadcast.
+
+  Args:
+    x: gradients of the factor of every step.
+    like: factors, whose shape the sums get.
+    is_constant: True if the factors have no axes [batch, n].
+  """
 
   def add(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if jnp.iscomplexobj(part) and not jnp.iscomplexobj(like.real):
@@ -423,12 +467,13 @@ _states.defvjp(_states_forward, _states_backward)
 
 
 def _advance(fixed: Pair | None, h: Pair, args: Any) -> Pair:
-  """Returns the state after h.
+  """Returns the state of the step after h.
 
   Args:
-    fixed: factor of all steps, or None.
-    h: a state.
-    args: factor of the step, or None; what is added; and where it counts.
+    fixed: factor of all steps, or None if factors differ.
+    h: state before the step.
+    args: tuple of the factor of the step (or None), the added term, and the
+      mask of the step (or None).
   """
   factor, added, kept = args
   factor = _ones_where(kept, factor if fixed is None else fixed)
@@ -436,7 +481,7 @@ def _advance(fixed: Pair | None, h: Pair, args: Any) -> Pair:
 
 
 def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
-  """One step after another."""
+  """Runs one step after another."""
   fixed = a if _is_constant(a, b) else None
 
   def step(h: Pair, args: Any) -> tuple[Pair, Pair]:
@@ -450,16 +495,18 @@ def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
 
 
 def _associative(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
-  """A tree of depth log n."""
+  """Combines steps in a tree of depth log n."""
   shape = b.real.shape
   factor = _ones_where(keep, a)
   factor = _map(lambda x: jnp.broadcast_to(x, shape), factor)
+  # Add the first state to the term of the first step.
   head = _plus(
     times(_map(lambda x: x[:, 0], factor), start),
     _map(lambda x: x[:, 0], b),
   )
   b = _map(lambda x, y: x.at[:, 0].set(y), b, head)
 
+  # h -> a h + b, then h -> a' h + b', is h -> (a' a) h + (a' b + b').
   def combine(x: Any, y: Any) -> Any:
     return times(y[0], x[0]), _plus(times(y[0], x[1]), y[1])
 
@@ -468,12 +515,14 @@ def _associative(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
 
 
 def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
-  """Chunks of steps side by side, then from chunk to chunk."""
+  """Runs chunks in parallel, then passes states from chunk to chunk."""
   is_constant = _is_constant(a, b)
-  # [CHUNK, batch, chunks, ...].
+  # Cut the steps into chunks, [CHUNK, batch, chunks, ...].
   cut = functools.partial(_cut, length=CHUNK, axis=2)
   steps = jax.tree.map(cut, (None if is_constant else a, b, keep))
 
+  # Run step i of all chunks at once, from states 0; `decay` is the product of
+  # the factors since the start of the chunk.
   def step(carry: Any, args: Any) -> tuple[Any, Any]:
     h, decay = carry
     factor, added, kept = args
@@ -482,14 +531,14 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     return carry, carry
 
   zero = _map(lambda x: jnp.zeros_like(x[0]), steps[1])
-  # Products of the factors so far: one for all chunks where they are the same.
+  # Chunks share one product of factors if factors are constant and unmasked.
   first = a if is_constant else _map(lambda x: x[0], steps[0])
   if keep is not None:
     first = _map(lambda x: x * jnp.ones_like(steps[2][0], x.dtype), first)
-  one = _ones_where(jnp.zeros((), bool), first)
-  (ends, decays), (local, decay) = jax.lax.scan(step, (zero, one), steps)
+  unit = _ones_where(jnp.zeros((), bool), first)
+  (ends, decays), (local, decay) = jax.lax.scan(step, (zero, unit), steps)
 
-  # From chunk to chunk.
+  # Compute the state before each chunk from the end of the chunk before it.
   def pass_on(h: Pair, args: Any) -> tuple[Pair, Pair]:
     end, factor = args
     return _plus(times(factor if factor is not None else decays, h), end), h
@@ -498,6 +547,7 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   varies = decays.real.ndim == ends.real.ndim
   factors = _map(lambda x: jnp.moveaxis(x, 1, 0), decays) if varies else None
   _, before = jax.lax.scan(pass_on, start, (leading, factors))
+  # Add the share of the state before the chunk to the states of all steps.
   before = _map(lambda x: jnp.moveaxis(x, 0, 1)[None], before)
   if not varies:
     decay = _map(lambda x: x[:, None, None], decay)
@@ -507,14 +557,15 @@ def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
 
 
 def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
-  """A convolution with the powers of a."""
+  """Convolves b with the powers of a."""
   del keep
   n = b.real.shape[1]
-  # The powers a to a^n are states without anything added, [n, ...].
-  one = _complete(Pair(jnp.ones_like(a.real[None])), a.imag is not None)
+  # The powers a to a^n, [n, ...], are the states that start at 1 and add 0.
+  unit = _complete(Pair(jnp.ones_like(a.real[None])), a.imag is not None)
   nothing = _map(lambda x: jnp.zeros((1, n, *x.shape), x.dtype), a)
-  powers = _map(lambda x: x[0], _associative(a, nothing, None, one))
-  kernel = _map(lambda x, y: jnp.concatenate([x, y[:-1]]), one, powers)
+  powers = _map(lambda x: x[0], _associative(a, nothing, None, unit))
+  # The kernel is 1, a, ..., a^(n-1); 2 n points avoid a circular overlap.
+  kernel = _map(lambda x, y: jnp.concatenate([x, y[:-1]]), unit, powers)
   if b.imag is None:
     spectrum = jnp.fft.rfft(b.real, 2 * n, axis=1) * jnp.fft.rfft(
       kernel.real, 2 * n, axis=0
@@ -527,6 +578,7 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     )
     result = jnp.fft.ifft(spectrum, axis=1)[:, :n]
     states = Pair(result.real, result.imag)
+  # Add the share of the first state, a^(t+1) h_(-1).
   decay = _map(lambda x: x[None], powers)
   return _plus(states, times(decay, _map(lambda x: x[:, None], start)))
 
@@ -540,5 +592,5 @@ FORMS = {
 
 
 def _fastest() -> str:
-  """Returns the name of the fastest form for the device at hand."""
+  """Returns the name of the fastest form for the current device."""
   return "scan" if jax.default_backend() == "cpu" else "associative"

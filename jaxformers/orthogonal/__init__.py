@@ -1,7 +1,7 @@
-"""Orthogonal matrices from unconstrained arrays, and back.
+"""Maps from unconstrained arrays to orthogonal matrices, and their inverses.
 
-`maps` holds the maps, for one array or all parameters of a model; `convert`
-inverts them.
+`maps` holds the maps, for one array or for all parameters of a model. `convert`
+holds the inverses.
 """
 
 from jaxformers.orthogonal.convert import parameters

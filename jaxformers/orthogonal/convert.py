@@ -1,6 +1,6 @@
 """Inverses of the maps: from orthogonal matrices to parameters.
 
-Computed in float64 on the host, once before training.
+The inverses are computed in float64 on the host, once before training.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 
-# Least distance of an eigenvalue from -1 under the Cayley map. The parameters
-# grow as 4 over this distance, and float32 loses as many digits.
+# Least distance of an eigenvalue from -1 that the Cayley map accepts. The
+# parameters grow as 4 / distance, and float32 loses precision by this factor.
 _NEAREST = 1e-4
 
 
@@ -21,19 +21,22 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
   """Returns the parameters a for which `MAPS[name](a, base)` equals q.
 
   Args:
-    q: [..., d, d], orthogonal to 1e-3.
+    q: matrices [..., d, d], orthogonal to 1e-3.
     name: name of the map: "cayley", "expm", "householder" or "matrix".
-    base: [..., d, d], orthogonal, or None for the identity.
+    base: orthogonal matrices [..., d, d], or None for the identity.
 
   Returns:
-    float64 [..., d, d], strictly lower triangular but for "matrix".
+    The parameters, float64 [..., d, d], strictly lower triangular except for
+    the map "matrix".
 
   Raises:
-    UserError: if q is not orthogonal, or if the map cannot reach it from the
-      base: determinant -1; an eigenvalue -1 for "cayley"; an infinite
-      reflection for "householder".
+    UserError: if q is not orthogonal, or if the map cannot reach q from the
+      base. No map but "matrix" reaches a determinant of -1 relative to the
+      base; "cayley" does not reach an eigenvalue of -1; "householder" does not
+      reach matrices that need an infinite vector.
   """
   choose("orthogonal map", name, _INVERSES)
+  # Divide by the base from the left: base.T q.
   q = np.asarray(q, np.float64)
   d = q.shape[-1]
   flat = q.reshape((-1, d, d))
@@ -46,6 +49,7 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
 
 def _invert(q: np.ndarray, name: str, i: int) -> np.ndarray:
   """Returns the parameters of matrix i, q [d, d], relative to its base."""
+  # Check that q is orthogonal, and replace it by the nearest orthogonal matrix.
   defect = np.abs(q.T @ q - np.eye(len(q))).max()
   if not defect < 1e-3:
     raise UserError(
@@ -53,7 +57,7 @@ def _invert(q: np.ndarray, name: str, i: int) -> np.ndarray:
       "orthogonal matrix, such as its polar factor (scipy.linalg.polar)."
     )
   left, _, right = np.linalg.svd(q)
-  q = left @ right  # Nearest orthogonal matrix.
+  q = left @ right
   if name != "matrix" and np.linalg.det(q) < 0:
     raise UserError(
       f"Matrix {i} has determinant -1 relative to its base, but {name!r} gives "
@@ -63,14 +67,17 @@ def _invert(q: np.ndarray, name: str, i: int) -> np.ndarray:
 
 
 def _cayley(q: np.ndarray, i: int) -> np.ndarray:
+  # The least singular value of q + I is the least distance of an eigenvalue
+  # from -1.
   eye = np.eye(len(q))
   distance = np.linalg.svd(q + eye, compute_uv=False).min()
   if distance < _NEAREST:
     raise UserError(
       f"Matrix {i} has an eigenvalue within {distance:.1g} of -1, which "
-      "'cayley' cannot reach. Give a base near to the matrix, such as the "
-      "matrix itself, or take 'expm'."
+      "'cayley' cannot reach. Give a base close to the matrix, such as the "
+      "matrix itself, or use 'expm'."
     )
+  # s = 2 (q + I)^-1 (q - I)
   return np.tril(2 * np.linalg.solve(q + eye, q - eye), -1)
 
 
@@ -78,8 +85,8 @@ def _expm(q: np.ndarray, _: int) -> np.ndarray:
   from scipy import linalg  # The import takes a quarter of a second.
 
   triangle, z = linalg.schur(q, output="real")
-  # The Schur form of a rotation has rotations of planes, 1 and -1 on its
-  # diagonal. Take the angle of each plane.
+  # The diagonal of the Schur form of a rotation consists of plane rotations,
+  # [2, 2], and of 1 and -1. Take the angle of each plane.
   log = np.zeros_like(q)
   negative, i = [], 0
   while i < len(q):
@@ -93,7 +100,7 @@ def _expm(q: np.ndarray, _: int) -> np.ndarray:
       if triangle[i, i] < 0:
         negative.append(i)
       i += 1
-  # The number of -1 is even: each pair is a plane rotated by half a circle.
+  # The number of -1 is even. Each pair is a plane rotated by pi.
   for i, j in zip(negative[::2], negative[1::2], strict=True):
     log[j, i], log[i, j] = np.pi, -np.pi
   return np.tril(z @ log @ z.T, -1)
@@ -109,10 +116,11 @@ def _householder(q: np.ndarray, i: int) -> np.ndarray:
     v[k] += 1
     if abs(v[k]) < _NEAREST:
       raise UserError(
-        f"Matrix {i} needs an infinite reflection {k} under 'householder'. "
-        "Give a base near to the matrix, such as the matrix itself, or take "
-        "'expm'."
+        f"Matrix {i} needs an infinite vector in reflection {k} of "
+        "'householder'. Give a base close to the matrix, such as the matrix "
+        "itself, or use 'expm'."
       )
+    # Scale v to v[k] = 1, store v, and apply the reflection to the rest.
     v /= v[k]
     a[:, k] = v
     rest = rest - np.outer(v, 2 / (v @ v) * (v @ rest))

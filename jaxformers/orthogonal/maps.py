@@ -1,16 +1,16 @@
-"""Maps from unconstrained arrays to rotations, of one array or a whole model.
+"""Maps from unconstrained arrays to rotations, for one array or a whole model.
 
-A map is a pure function on [..., d, d] with the signature `map(a, base=None)`,
-reads the strict lower triangle of a and gives the identity at a = 0. A base (a
-"trivialisation", Lezcano-Casado 2019, https://arxiv.org/abs/1909.09501)
-multiplies the result from the left, so that a = 0 gives the base. All maps are
-products at full precision, whatever the compute type of the model, and their
+A map is a pure function on [..., d, d] with the signature `map(a, base=None)`.
+It reads the strict lower triangle of a, and returns the identity at a = 0. A
+base (a "trivialisation", Lezcano-Casado 2019, https://arxiv.org/abs/1909.09501)
+multiplies the result from the left, so that a = 0 gives the base. All maps
+compute products at full precision, for any compute type of the model. Their
 gradients reuse the inverse or the products of the forward pass.
 docs/orthogonal.md compares range, cost and accuracy.
 
 A module stores an array under a name that ends in `_skew`, or in `_orthogonal`
 for the map "matrix" (see `parameter_name`). `rotations` maps the arrays of a
-whole model, by one batched call for each size.
+whole model, by one batched call per size.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORTHOGONAL = "_orthogonal"
 
 
 def skew(a: jax.Array) -> jax.Array:
-  """Returns the skew-symmetric matrix of the strict lower triangle of a."""
+  """Returns L - L.T, where L is the strict lower triangle of a."""
   lower = jnp.tril(a, -1)
   return lower - transpose(lower)
 
@@ -59,32 +59,34 @@ def _times_base(base: jax.Array | None, q: jax.Array) -> jax.Array:
 def cayley(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
   """Returns the rotation (I - s/2)^-1 (I + s/2) with s = skew(a).
 
-  Cannot reach a matrix with eigenvalue -1. Agrees with `expm` to second order
-  in s.
+  The map cannot reach a matrix with the eigenvalue -1. It agrees with `expm` to
+  second order in s.
 
   Source: Helfrich et al. 2018, https://arxiv.org/abs/1707.09520, with A = -s/2
   and D = I.
 
   Args:
-    a: [..., d, d], unconstrained; only the strict lower triangle is read.
-    base: [..., d, d], orthogonal, or None for the identity.
+    a: unconstrained array [..., d, d]; only the strict lower triangle is read.
+    base: orthogonal matrices [..., d, d], or None for the identity.
 
   Returns:
-    [..., d, d] with orthonormal columns; determinant 1 and I where a == 0,
-    without a base. In float32 `orthogonality_defect` stays below 5e-6 up to
+    Orthogonal matrices [..., d, d]. Without a base they have determinant 1, and
+    are I where a == 0. In float32 `orthogonality_defect` stays below 5e-6 up to
     d = 512, for all finite a. The error of the angles is the precision of the
-    type times the norm of s; beyond the norm of `limit_norm` s is scaled down
-    to it, before it leaves no digit.
+    dtype times the norm of s. `limit_norm` scales larger s down, before all
+    digits of the angles are lost.
   """
   return _times_base(base, _cayley(skew(a) / 2))
 
 
 @jax.custom_jvp
 def _cayley(s: jax.Array) -> jax.Array:
-  """Returns (I - s)^-1 (I + s) = 2 (I - s)^-1 - I of s = limit_norm(s)."""
+  """Returns (I - s)^-1 (I + s) = 2 (I - s)^-1 - I, with s limited.
+
+  `limit_norm` scales s down if it is too large.
+  """
   q = 2 * inverse(eye_like(s) - s) - eye_like(s)
-  # Elimination loses digits for eigenvalues near -1; elsewhere a correction is
-  # not worth its cost.
+  # Elimination loses digits if s is large. Correct the result only then.
   far = jnp.any(~(jnp.square(s).sum(-1) <= 4))
   return jax.lax.cond(far, _correct, lambda q, s: q, q, s)
 
@@ -92,6 +94,7 @@ def _cayley(s: jax.Array) -> jax.Array:
 @_cayley.defjvp
 def _cayley_jvp(s: tuple[jax.Array], ds: tuple[jax.Array]) -> Any:
   q = _cayley(*s)
+  # dq = 2 (I - s)^-1 ds (I - s)^-1, where (I - s)^-1 = (q + I) / 2.
   inverted = (q + eye_like(q)) / 2
   _, slope = jax.jvp(limit_norm, s, ds)
   return q, 2 * dot(inverted, dot(slope, inverted))
@@ -100,13 +103,15 @@ def _cayley_jvp(s: tuple[jax.Array], ds: tuple[jax.Array]) -> Any:
 def _correct(q: jax.Array, s: jax.Array) -> jax.Array:
   """Returns q = _cayley(s) with its rounding errors corrected.
 
-  The errors of elimination, which has no pivots, grow with the square of the
-  norm of s. One Newton step corrects small ones. Matrices with large errors are
-  made again, from the polar factor of I + s, whose square is the result.
+  The errors of elimination without pivoting grow with the square of the norm of
+  s. One Newton step corrects small errors. Matrices with large errors are
+  recomputed as the square of the polar factor of I + s.
   """
+  # Take one Newton step.
   defect = eye_like(q) - dot(transpose(q), q)
   corrected = q + dot(q, defect) / 2
-  # One step squares the defect.
+  # Find matrices whose error is too large for one step, which squares it, and
+  # those whose s was scaled down.
   limited = limit_norm(s)
   lost = ~(frobenius(defect) <= 4 * math.sqrt(jnp.finfo(q.dtype).eps))
   lost = lost | (limited != s).any((-1, -2), keepdims=True)
@@ -114,7 +119,7 @@ def _correct(q: jax.Array, s: jax.Array) -> jax.Array:
 
   def again(_: jax.Array) -> jax.Array:
     x = jnp.where(lost, eye_like(s) + limited, eye_like(s))
-    # The singular values of I + s are at least 1.
+    # The singular values of I + s are at least 1, and at most this norm.
     norm = jnp.abs(x).sum(-1, keepdims=True).max(-2, keepdims=True)
     root = polar(x / norm, 1 / norm.max(initial=1))
     return jnp.where(lost, dot(root, root), corrected)
@@ -126,22 +131,22 @@ def _correct(q: jax.Array, s: jax.Array) -> jax.Array:
 def expm(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
   """Returns the rotation exp(s) with s = skew(a), by Taylor and squarings.
 
-  Reaches every matrix of determinant 1. The norm of the largest matrix decides
-  the number of squarings at run time.
+  The map reaches every orthogonal matrix of determinant 1. The norm of the
+  largest matrix decides the number of squarings at run time.
 
   Source: Lezcano-Casado and Martinez-Rubio 2019,
   https://arxiv.org/abs/1901.08428.
 
   Args:
-    a: [..., d, d], unconstrained; only the strict lower triangle is read.
-    base: [..., d, d], orthogonal, or None for the identity.
+    a: unconstrained array [..., d, d]; only the strict lower triangle is read.
+    base: orthogonal matrices [..., d, d], or None for the identity.
 
   Returns:
-    [..., d, d] with orthonormal columns; determinant 1 and I where a == 0,
-    without a base. In float32 `orthogonality_defect` stays below 5e-6 up to
+    Orthogonal matrices [..., d, d]. Without a base they have determinant 1, and
+    are I where a == 0. In float32 `orthogonality_defect` stays below 5e-6 up to
     d = 512, for all finite a. The error of the angles is the precision of the
-    type times the norm of s; beyond the norm of `limit_norm` s is scaled down
-    to it, before it leaves no digit. There is no forward-mode differentiation.
+    dtype times the norm of s. `limit_norm` scales larger s down, before all
+    digits of the angles are lost. There is no forward-mode differentiation.
   """
   return _times_base(base, exponential(limit_norm(skew(a))))
 
@@ -151,30 +156,32 @@ def householder(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
   """Returns the rotation -H_1 ... H_d with H_i = I - 2 v_i v_i.T / |v_i|^2.
 
   v_i is column i of the unit lower triangular matrix of a. The sign gives the
-  identity at a = 0. Reaches all rotations but a set of measure zero, for which
-  a v_i would have to be infinite.
+  identity at a = 0. The map reaches all rotations except for a set of measure
+  zero, for which a v_i would have to be infinite.
 
-  The product is I - V T V.T. V has the columns v_i at length sqrt 2, and T is
-  the inverse of the upper triangle of V.T V with ones on its diagonal (Joffrain
-  et al. 2006, https://doi.org/10.1145/1141885.1141886).
+  The product is I - V T V.T. V has the columns v_i, scaled to length sqrt(2),
+  and T is the inverse of the upper triangle of V.T V with ones on its diagonal
+  (Joffrain et al. 2006, https://doi.org/10.1145/1141885.1141886).
 
   Source: Mhammedi et al. 2017, https://arxiv.org/abs/1612.00188.
 
   Args:
-    a: [..., d, d], unconstrained; only the strict lower triangle is read.
-    base: [..., d, d], orthogonal, or None for the identity.
+    a: unconstrained array [..., d, d]; only the strict lower triangle is read.
+    base: orthogonal matrices [..., d, d], or None for the identity.
 
   Returns:
-    [..., d, d] with orthonormal columns; determinant 1 and I where a == 0,
-    without a base. In float32 `orthogonality_defect` stays below 5e-6 up to
+    Orthogonal matrices [..., d, d]. Without a base they have determinant 1, and
+    are I where a == 0. In float32 `orthogonality_defect` stays below 5e-6 up to
     d = 512, for all finite a.
   """
   v = jnp.tril(a, -1) + eye_like(a)
-  # Keep squares from overflow. The inverse of the greatest entry could be below
-  # the smallest number, so its root divides twice.
+  # Scale the columns to length sqrt(2). First divide by the greatest entry, so
+  # that squares do not overflow; divide twice by its root, since the inverse of
+  # the entry can underflow.
   largest = jax.lax.stop_gradient(jnp.abs(v).max(-2, keepdims=True))
   v = v * jax.lax.rsqrt(largest) * jax.lax.rsqrt(largest)
   v = v * (math.sqrt(2) / jnp.sqrt(jnp.square(v).sum(-2, keepdims=True)))
+  # V T V.T - I, with rounding corrected.
   t = inverse(jnp.triu(dot(transpose(v), v), 1) + eye_like(a))
   return _times_base(
     base, reorthogonalize(dot(dot(v, t), transpose(v)) - eye_like(a))
@@ -183,13 +190,14 @@ def householder(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
 
 @MAPS.register("matrix")
 def matrix(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
-  """Returns a, which is orthogonal but for rounding, with rounding corrected.
+  """Returns a, with its deviation from orthogonality corrected.
 
-  For matrices that an optimiser keeps orthogonal: `training.riemannian`.
+  Used for matrices that an optimiser keeps orthogonal up to rounding: see
+  `training.riemannian`.
 
   Args:
-    a: [..., d, d], orthogonal to about 1e-3.
-    base: [..., d, d], orthogonal, or None for the identity.
+    a: matrices [..., d, d], orthogonal to about 1e-3.
+    base: orthogonal matrices [..., d, d], or None for the identity.
   """
   return _times_base(base, reorthogonalize(a))
 
@@ -199,9 +207,10 @@ def initializer(
 ) -> jax.Array:
   """Draws normal values whose rotations have a wide range of angles at every d.
 
-  With the standard deviation 1.5 / sqrt(d) the eigenvalues of s spread over
-  +-3i: angles up to 113 degrees under `cayley`, 172 under `expm`. With unit
-  normals nearly all eigenvalues of a Cayley map at d = 512 would be near -1.
+  With the standard deviation 1.5 / sqrt(d) the eigenvalues of s are spread from
+  -3i to 3i. This gives angles of up to 113 degrees under `cayley`, and of up to
+  172 degrees under `expm`. With a standard deviation of 1 nearly all
+  eigenvalues of the Cayley map at d = 512 would be near -1.
   """
   return 1.5 / math.sqrt(shape[-1]) * jax.random.normal(key, shape, dtype)
 
@@ -209,9 +218,10 @@ def initializer(
 def parameter_name(name: str, orthogonal_map: str) -> str:
   """Returns the name of the parameter that holds orthogonal matrices.
 
-  Under the map "matrix" it is `name`_orthogonal: the parameter holds the
+  For the map "matrix" the name is `name`_orthogonal: the parameter holds the
   matrices, which the optimiser must keep orthogonal (`training.riemannian`).
-  Under other maps it is `name`_skew, which any optimiser can change.
+  For other maps it is `name`_skew: the parameter is unconstrained, and any
+  optimiser may change it.
 
   Args:
     name: name of the matrices.
@@ -253,20 +263,21 @@ def rotations(
   *,
   spread: Callable[[Map], Map] = lambda function: function,
 ) -> dict[str, Any]:
-  """Returns the orthogonal matrices of a model, one batched call for each size.
+  """Returns the orthogonal matrices of a model, by one batched call per size.
 
   Args:
     params: tree of parameters; leaves named `*_skew` or `*_orthogonal` have the
       shape [..., d, d].
     orthogonal_map: name of the map, in `MAPS`.
-    bases: rotations to start from, in a tree like the result, or None for
-      identities; a result is its base times the mapped parameter.
-    spread: wraps the map [k, d, d] -> [k, d, d], so that devices share the k
-      matrices.
+    bases: bases of the rotations, a tree like the result, or None for
+      identities; each base is multiplied by the mapped parameter.
+    spread: function that wraps the map [k, d, d] -> [k, d, d], to distribute
+      the k matrices over the devices.
 
   Returns:
-    Linen collection `rotations`: the tree of these leaves alone, each mapped to
-    rotations in float32 or wider; {} if there are none.
+    Linen collection `rotations`: a tree of only the leaves `*_skew` and
+    `*_orthogonal`, each mapped to rotations in float32 or wider; {} if there
+    are none.
   """
   # Find the parameters of orthogonal matrices.
   function = spread(MAPS[orthogonal_map])

@@ -1,7 +1,7 @@
 """Products and inverses at full precision on [..., d, d], without LAPACK.
 
-LAPACK's factorisations are slow on accelerators, and can hang forever in some
-programs on CPUs with few cores.
+LAPACK's factorisations are slow on accelerators. In some programs on CPUs with
+few cores they can hang forever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SMALL = 32  # Size up to which elimination is faster than block products.
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns a @ b at the full precision of its type, on accelerators too."""
+  """Returns a @ b at the full precision of its dtype, also on accelerators."""
   return jnp.matmul(a, b, precision=_HIGHEST)
 
 
@@ -28,7 +28,7 @@ def transpose(a: jax.Array) -> jax.Array:
 
 
 def eye_like(a: jax.Array) -> jax.Array:
-  """Returns the identity in the shape and type of a."""
+  """Returns identity matrices with the shape and dtype of a."""
   return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
 
 
@@ -36,7 +36,7 @@ def _eliminate(m: jax.Array) -> jax.Array:
   """Returns the inverse of small m [k, d, d] by Gauss-Jordan elimination."""
 
   def eliminate(i: jax.Array, m: jax.Array) -> jax.Array:
-    # Divide row i by the pivot, and put the pivot's inverse in its place.
+    # Divide row i by the pivot, and replace the pivot by its inverse.
     row = jax.lax.dynamic_slice_in_dim(m, i, 1, 1)
     column = jax.lax.dynamic_slice_in_dim(m, i, 1, 2)
     pivot = 1 / jax.lax.dynamic_slice_in_dim(row, i, 1, 2)
@@ -57,14 +57,14 @@ def _invert(m: jax.Array) -> jax.Array:
   """Returns the inverse of m [k, d, d] by its blocks, recursively.
 
   Inverts the upper left block and its Schur complement. There is no pivoting,
-  so the symmetric part of m must be positive definite; so are then those of
-  both blocks. The cache of jit traces each size once, not once for every block
-  of every matrix.
+  so the symmetric part of m must be positive definite. The symmetric parts of
+  both blocks are then positive definite, too. With `jit` each size is traced
+  once, and not once per block.
   """
   d = m.shape[-1]
   if d <= _SMALL:
     return _eliminate(m)
-  h = -(-d // (2 * _SMALL)) * _SMALL  # At least half of d, in whole blocks.
+  h = -(-d // (2 * _SMALL)) * _SMALL  # At least d / 2, a multiple of _SMALL.
   a, b, c, e = m[:, :h, :h], m[:, :h, h:], m[:, h:, :h], m[:, h:, h:]
   # Invert a, then its Schur complement e - c a^-1 b.
   a = _invert(a)
@@ -78,16 +78,17 @@ def _invert(m: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def inverse(m: jax.Array) -> jax.Array:
-  """Returns the inverse of m [..., d, d]; the gradient reuses it.
+  """Returns the inverse of m [..., d, d]; its gradient reuses the inverse.
 
-  The symmetric part of m must be positive definite, as that of I - s with s
-  skew-symmetric.
+  The symmetric part of m must be positive definite. This is the case for
+  m = I - s with skew-symmetric s.
   """
   return _invert(m.reshape((-1, *m.shape[-2:]))).reshape(m.shape)
 
 
 @inverse.defjvp
 def _inverse_jvp(m: tuple[jax.Array], dm: tuple[jax.Array]) -> Any:
+  # d(m^-1) = -m^-1 dm m^-1
   inverted = inverse(*m)
   return inverted, -dot(inverted, dot(*dm, inverted))
 
@@ -96,23 +97,24 @@ def reorthogonalize(q: jax.Array) -> jax.Array:
   """Corrects the rounding of an orthogonal q [..., d, d] by one Newton step.
 
   The step q (3 I - q.T q) / 2 goes towards the nearest orthogonal matrix. The
-  gradient ignores it, because it corrects rounding alone.
+  gradient ignores the step, because the step corrects only rounding.
   """
   fixed = jax.lax.stop_gradient(q)
-  # q + q (I - q.T q) / 2 keeps the digits of q, and q (3 I - q.T q) / 2 loses
-  # some.
+  # Compute q + q (I - q.T q) / 2, which loses fewer digits of q than
+  # q (3 I - q.T q) / 2.
   defect = eye_like(fixed) - dot(transpose(fixed), fixed)
   return q + dot(fixed, defect) / 2
 
 
 def polar(x: jax.Array, smallest: jax.Array) -> jax.Array:
-  """Returns the nearest orthogonal matrices of x [..., d, d], by Newton steps.
+  """Returns the nearest orthogonal matrices to x [..., d, d], by Newton steps.
 
-  A step needs two products, and makes the singular values s to
-  s (3 - s^2) / 2: small ones grow by half, and those near 1 converge.
+  A step needs two products, and changes each singular value s to
+  s (3 - s^2) / 2. Small singular values grow by half per step, and singular
+  values near 1 converge to 1.
 
   Args:
-    x: [..., d, d], with singular values of at most 1.
+    x: matrices [..., d, d] with singular values of at most 1.
     smallest: lower bound of the singular values of all x, which decides the
       number of steps at run time.
   """
@@ -125,18 +127,19 @@ def polar(x: jax.Array, smallest: jax.Array) -> jax.Array:
 
 
 def frobenius(x: jax.Array) -> jax.Array:
-  """Returns the Frobenius norm of each matrix of x [..., d, d], [..., 1, 1]."""
+  """Returns the Frobenius norms [..., 1, 1] of the matrices x [..., d, d]."""
   return jnp.sqrt(jnp.square(x).sum((-1, -2), keepdims=True))
 
 
 def limit_norm(s: jax.Array) -> jax.Array:
-  """Scales skew-symmetric s [..., d, d] down to where maps have right digits.
+  """Scales skew-symmetric s [..., d, d] down if its norm exceeds a limit.
 
-  The limit is 1 / (32 eps) of the type, 262,144 in float32, of the greatest sum
-  of a row, which bounds the spectral norm. Matrices below it stay as they are.
+  Below the limit the maps return some right digits of the angles. The limit is
+  1 / (32 eps) of the dtype, which is 262,144 in float32. The norm is the
+  greatest absolute row sum, which bounds the spectral norm.
   """
   limit = float(1 / (32 * jnp.finfo(s.dtype).eps))
-  # A small exact factor keeps the sums below the greatest number of the type.
+  # Scale by an exact power of two, so that the row sums do not overflow.
   small = s * 2**-16
   norm = jnp.abs(small).sum(-1, keepdims=True).max(-2, keepdims=True)
   return small * (limit / jnp.maximum(norm, limit * 2**-16))

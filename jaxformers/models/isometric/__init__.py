@@ -1,8 +1,9 @@
-"""Layers that mix whole sequences within proven bounds.
+"""Layers that mix the tokens of a sequence within proven bounds.
 
-`ring` has the filters that keep every distance, `layer` the layers as pure
-functions, and `block` the module that owns their parameters; `contractive` has
-the block for mixers that expand no distance. Importing it registers both.
+`ring` has the filters, which preserve every distance; `layer` has the layers as
+pure functions; `block` has the module that owns their parameters. `contractive`
+has the block for mixers that expand no distance. Importing this package
+registers both blocks.
 """
 
 from jaxformers.models.isometric import block, contractive, layer, ring

@@ -28,11 +28,12 @@ MODELS.register("isometric")(Variant("", "isometric", bounded=ALWAYS))
 
 @BLOCKS.register("isometric")
 class Isometric(nn.Module):
-  """Mixes whole sequences without changing a distance, then bends each token.
+  """Mixes tokens by an isometry F, then applies a nonlinearity to each token.
 
-  psi(F X + b), or Z + a H(Z) with Z = F X: see `layer.IsometricLayers`. The
-  encoder is injective and Lipschitz as a function of the whole sequence, with
-  the products of (1 - a) and (1 + a) over its layers as constants.
+  The layer is psi(F X + b), or Z + a H(Z) with Z = F X; see
+  `layer.IsometricLayers`. The encoder is injective and Lipschitz as a function
+  of the whole sequence: distances change by factors from the product of 1 - a
+  to the product of 1 + a over its layers.
 
   No causal form: on a ring the last tokens reach the first.
 
@@ -42,15 +43,15 @@ class Isometric(nn.Module):
   Attributes:
     num_layers: number L of layers of the encoder.
     layer: index of this layer, from 0; not used here.
-    form: "pointwise" or "feed_forward".
-    a: "budget", TransJect's constants, or "wide", a up to a_max.
-    a_max: greatest a of "wide", below 1.
-    num_sections: all-pass sections in cascade.
-    dilations: how many tokens back a section reads, one for each group of
-      channels; four times their number divides d. () for dilations from 1 to
-      an eighth of max_len (`ring.spread_dilations`).
+    form: form of the layer, "pointwise" or "feed_forward".
+    a: bound of a: "budget" for TransJect's constants, or "wide" for a_max.
+    a_max: greatest a with a="wide", below 1.
+    num_sections: number of all-pass sections in cascade.
+    dilations: delays of the sections in tokens, one per group of channels; four
+      times their number must divide d. () for dilations from 1 to an eighth of
+      max_len (`ring.spread_dilations`).
     max_len: greatest number of tokens.
-    orthogonal_map: in `orthogonal.MAPS`.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type of products; parameters and filters are float32.
   """
 
@@ -78,16 +79,19 @@ class Isometric(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     del train
+    # Check the options.
     d = x.shape[-1]
     groups = 4 * len(self.dilations)
     if groups and d % groups:
       raise UserError(
-        f"d_model={d} with {len(self.dilations)} dilations: channels are "
-        f"groups of 4 for each, so d_model must be a multiple of {groups}."
+        f"d_model={d} with {len(self.dilations)} dilations: each dilation has "
+        f"groups of 4 channels, so d_model must be a multiple of {groups}."
       )
+    # The form "feed_forward" has two biases, "pointwise" has one.
     shape = (self.num_sections, d // 2)
     count = 2 if choose("form", self.form, FORMS) == "feed_forward" else 1
     choose("a", self.a, BOUNDS)
+    # Create the parameters: Q_1 and Q_2, lambda, a, b, and W_1 and W_2.
     layers = self.invertible()
     weights = Weights(
       rotation(self, "mixing", (2, d, d), self.orthogonal_map),
@@ -98,6 +102,7 @@ class Isometric(nn.Module):
       if count == 2
       else None,
     )
+    # Apply the layer as a pure function, which has an inverse.
     y, _ = layers.forward(weights, x, None, mask)
     return y, carry
 

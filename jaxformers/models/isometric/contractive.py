@@ -1,8 +1,8 @@
-"""Residual layers whose mixer is a contraction of whole sequences.
+"""Residual layers whose mixer expands no distance of two sequences.
 
-TransJect's layer with another mixer: x + a M(x), then y + a H(y) with the
-orthogonal feed-forward H. Where M expands no distance of two sequences, the
-layer changes these by (1 - a)^2 to (1 + a)^2, and a fixed point undoes it.
+The layer is TransJect's with another mixer M: x + a M(x), then y + a H(y) with
+the orthogonal feed-forward H. It changes the distance of two sequences by a
+factor from (1 - a)^2 to (1 + a)^2. Fixed-point iterations invert it.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Contractive(nn.Module):
   """x + a M(x), then y + a H(y), for a mixer M that expands no distance.
 
   H is TransJect's orthogonal feed-forward. The encoder is injective and
-  Lipschitz as a function of the whole sequence, with the products of (1 - a)^2
-  and (1 + a)^2 over its layers as constants; if M reads earlier tokens alone,
-  so do the layer and its inverse.
+  Lipschitz as a function of the whole sequence: distances change by factors
+  from the product of (1 - a)^2 to the product of (1 + a)^2 over its layers. If
+  M is causal, the layer and its inverse are causal.
 
-  Source: TransJect, equations 5 to 8, with M in place of the mixture.
+  Source: TransJect, equations 5 to 8, with M instead of the mixture.
 
   Attributes:
-    mixer: makes the mixer, which is bounded (`is_bounded`, `gain`); called with
-      a name.
+    mixer: function of a name that returns the mixer, which must be bounded
+      (`is_bounded`, `gain`).
     num_layers: number L of layers of the encoder.
     layer: index of this layer, from 0; not used here.
-    a: "budget" for TransJect's a = alpha / L, or "wide", a up to a_max.
-    a_max: greatest a of "wide", below 1.
-    orthogonal_map: in `orthogonal.MAPS`.
+    a: bound of a: "budget" for TransJect's a = alpha / L, or "wide" for a_max.
+    a_max: greatest a with a="wide", below 1.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
 
@@ -80,15 +80,17 @@ class Contractive(nn.Module):
     train: bool,
     branch: str = "",
   ) -> tuple[jax.Array, Any]:
-    """Returns the layer of x; with `branch`, what that branch adds to x.
+    """Returns the layer's output, or only the output of one residual branch.
 
     Args:
-      x: [b, n, d].
-      mask: [b, n], True at tokens.
-      carry: None: these mixers hand nothing on.
+      x: tokens, [b, n, d].
+      mask: bool [b, n], True at tokens.
+      carry: None, since these mixers do not use a carry.
       train: True in training.
-      branch: "mixer", "feed_forward", or "" for the layer.
+      branch: "mixer" for a M(x), "feed_forward" for a H(x), or "" for the whole
+        layer.
     """
+    # Create the parameters.
     d = x.shape[-1]
     choose("a", self.a, BOUNDS)
     a = self.strength(self.param("alpha", nn.initializers.constant(0.5), ()))
@@ -96,16 +98,19 @@ class Contractive(nn.Module):
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
 
+    # a M(x)
     def mix(x: jax.Array) -> jax.Array:
       y, _ = mixer(x.astype(self.dtype), mask=mask, carry=carry, train=train)
-      # Padding passes as it is, so that it is undone, too.
+      # Add nothing to padding, so that the inverse restores it.
       y = jnp.where(mask[..., None], y, 0)
       return a.astype(x.dtype) * y.astype(x.dtype)
 
+    # a H(x)
     def feed_forward(x: jax.Array) -> jax.Array:
       y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)
       return a.astype(x.dtype) * y.astype(x.dtype)
 
+    # Return one branch, or the layer: x + a M(x), then y + a H(y).
     if branch == "mixer":
       return mix(x), carry
     if branch == "feed_forward":
@@ -115,7 +120,7 @@ class Contractive(nn.Module):
 
   @nn.nowrap
   def strength(self, r: jax.Array) -> jax.Array:
-    """Returns a of a layer from its free parameter: |tanh r| times a bound."""
+    """Returns a from the unconstrained parameter r: |tanh r| times a bound."""
     bound = self.a_max if self.a == "wide" else 1 / self.num_layers
     return bound * residual_weight(r)
 
@@ -124,35 +129,37 @@ class Contractive(nn.Module):
     """Returns all layers as pure functions.
 
     Raises:
-      UserError: for a mixer without a bound.
+      UserError: if the mixer has no bound.
     """
     choose("a", self.a, BOUNDS)
+    # Check that the mixer is bounded.
     mixer = self.mixer(parent=None)
     if not getattr(mixer, "is_bounded", False):
+      # List the models whose mixer is bounded.
       models = sorted(
         name
         for name, variant in MODELS.items()
         if (variant.block, variant.bounded) == ("contractive", ALWAYS)
       )
       raise UserError(
-        "The block 'contractive' needs a mixer that expands no distance, and "
-        f"{type(mixer).__name__} has no bound: take the mixer of one of the "
-        f"models {', '.join(models)}, with its options."
+        "The block 'contractive' needs a mixer that expands no distance, but "
+        f"{type(mixer).__name__} has no bound: use the mixer and the options "
+        f"of one of the models {', '.join(models)}."
       )
     return ContractiveLayers(self.num_layers, jnp.dtype(self.dtype), self)
 
 
 @dataclasses.dataclass(frozen=True)
 class ContractiveLayers(InvertibleLayers):
-  """The layers of `Contractive`, each undone by two fixed points.
+  """Layers of the block `contractive`, inverted by two fixed points each.
 
-  The mixer's is one of whole sequences, since their distance is what it does
-  not expand.
+  The fixed point of the mixer is computed for whole sequences, since the mixer
+  is a contraction with respect to the distance of whole sequences.
 
   Attributes:
     num_layers: number of layers.
     dtype: compute type.
-    block: an unbound layer.
+    block: an unbound `Contractive` module.
   """
 
   num_layers: int
@@ -161,11 +168,11 @@ class ContractiveLayers(InvertibleLayers):
 
   @property
   def least_layers(self) -> int:  # type: ignore[override]
-    """Number of layers from which on training may undo them."""
+    """Least number of layers for which training may invert the layers."""
     return 1 if self.block.a == "wide" else 2
 
   def weights(self, variables: Mapping[str, Any]) -> list[Any]:
-    """Returns the collections of every layer."""
+    """Returns the collections `params` and `rotations` of every layer."""
     rotations = find_rotations(variables, self.block.orthogonal_map)
     names = [f"layer_{i}" for i in range(self.num_layers)]
     return [
@@ -181,7 +188,7 @@ class ContractiveLayers(InvertibleLayers):
     mask: jax.Array,
     side: None = None,
   ) -> tuple[jax.Array, None]:
-    """Returns the layer's output; its inverse needs nothing beside it."""
+    """Returns the layer's output, and None as the inverse needs no side."""
     del shared, side
     return self._apply(weights, x, mask), None
 
@@ -196,14 +203,16 @@ class ContractiveLayers(InvertibleLayers):
     constants: Mapping[str, Any] | None = None,
     max_steps: int | None = None,
   ) -> jax.Array:
-    """Returns the layer's input: the feed-forward is undone, then the mixer."""
+    """Returns the layer's input: inverts the feed-forward, then the mixer."""
     del shared, side
+    # The contraction rates and the stopping rule of the iterations.
     a = self.block.strength(weights["params"]["alpha"])
     rates = constants or {"mixer": a, "feed_forward": a}
     how = {
       "max_steps": self.max_steps() if max_steps is None else max_steps,
       "dtype": self.dtype,
     }
+    # Invert y + a H(y) for each token.
     middle, _ = solve(
       y,
       lambda z: self._apply(weights, z, mask, branch="feed_forward"),
@@ -211,7 +220,7 @@ class ContractiveLayers(InvertibleLayers):
       mask,
       **how,
     )
-    # A sequence is one vector to the iteration; padding is no part of it.
+    # Invert x + a M(x) for each sequence, as one vector with padding 0.
     shape = y.shape
     flat = jnp.where(mask[..., None], middle, 0).reshape(shape[0], -1)
 
@@ -220,20 +229,26 @@ class ContractiveLayers(InvertibleLayers):
       return z.reshape(shape[0], -1)
 
     x, _ = solve(flat, mix, rates["mixer"], mask.any(1), **how)
+    # The mixer adds nothing to padding, whose input is `middle`.
     return jnp.where(mask[..., None], x.reshape(shape), middle)
 
   def max_steps(self) -> int:
-    """Returns how many steps of a fixed point float64 needs at the most."""
+    """Returns the greatest number of fixed-point steps that float64 needs."""
     budget = 1 / self.num_layers
     return enough_steps(self.block.a_max if self.block.a == "wide" else budget)
 
   def constants(self, weights: Any, shared: None) -> dict[str, float]:
-    """Returns a times the gain of the mixer, and a |W_1| |W_2|, in float64."""
+    """Returns Lipschitz constants of both branches, in float64.
+
+    They are a times the gain of the mixer, and a |W_1| |W_2|.
+    """
+    # The gain of the mixer.
     a = float(self.block.strength(weights["params"]["alpha"]))
     collections = {
       kind: tree["mixer"] for kind, tree in weights.items() if "mixer" in tree
     }
     gain = self.block.mixer(parent=None).gain(collections)
+    # |W_1| |W_2| of the feed-forward.
     (w,) = (
       np.linalg.norm(np.asarray(matrices, np.float64), 2, (-2, -1)).prod()
       for name, matrices in weights["rotations"].items()
@@ -246,8 +261,8 @@ class ContractiveLayers(InvertibleLayers):
   ) -> dict[str, Any]:
     """Returns a, both constants, and the interval of two sequences.
 
-    Tokens of one sample meet in the mixer, so that nothing is said of their
-    distances.
+    There is no interval for two tokens of one sample, since the mixer mixes
+    them.
     """
     constants = self.constants(weights, shared)
     bounds = interval(constants["mixer"], constants["feed_forward"])
@@ -255,12 +270,13 @@ class ContractiveLayers(InvertibleLayers):
     return {"a": a, **constants, "sequences": bounds}
 
   def bound(self, weights: Any, shared: None, *, exact: bool = True) -> Bound:
-    """Returns bounds of the output: see `InvertibleLayers.bound`."""
+    """Returns bounds of the output's change: see `InvertibleLayers.bound`."""
     a = self.block.strength(weights["params"]["alpha"])
     rates: tuple[Any, ...] = (a, a)
     if exact:
       rates = tuple(self.constants(weights, shared).values())
 
+    # Apply the bound of a residual branch once per branch.
     def move(change: Change, n: Any) -> Change:
       for rate in rates:
         change = change.add_branch(rate, n)

@@ -1,8 +1,9 @@
 """Isometric layers as pure functions: forward, inverse and certificate.
 
-F X = filter(X Q_1) Q_2 with rotations Q and all-pass filters on the ring of
-tokens keeps every distance of two sequences: |F X - F Y| = |X - Y|. What
-follows it acts on every token alone, and changes distances by 1 - a to 1 + a.
+F X = filter(X Q_1) Q_2, with rotations Q and all-pass filters on the ring of
+tokens, preserves the distance of two sequences: |F X - F Y| = |X - Y|. The
+nonlinearity after F acts on each token separately, and changes distances by a
+factor from 1 - a to 1 + a.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Weights(NamedTuple):
   """Weights of a layer.
 
   Attributes:
-    mixing: Q_1 and Q_2, [2, d, d], orthogonal.
-    sections: eigenvalues of the filter on d / 2 complex channels.
-    a: float32 scalar in [0, 1).
-    bias: [1, d]; or [2, d] of the feed-forward.
-    feed_forward: [2, d, d], orthogonal; None for the form "pointwise".
+    mixing: orthogonal matrices Q_1 and Q_2, [2, d, d].
+    sections: parameters of the filter on d / 2 complex channels.
+    a: strength of the nonlinearity, float32 scalar in [0, 1).
+    bias: bias of the form "pointwise", [1, d], or of "feed_forward", [2, d].
+    feed_forward: orthogonal matrices of the feed-forward, [2, d, d]; None for
+      the form "pointwise".
   """
 
   mixing: jax.Array
@@ -55,14 +57,14 @@ class Weights(NamedTuple):
 
 
 def strength(r: jax.Array, num_layers: int, a: str, a_max: float) -> jax.Array:
-  """Returns the a of a layer from an unconstrained r, a scalar in [0, 1).
+  """Returns the strength a of a layer, in [0, 1), from an unconstrained r.
 
   Args:
-    r: free number; alpha = |tanh r|.
+    r: unconstrained scalar; alpha = |tanh r|.
     num_layers: number L of layers.
-    a: "budget" for 1 - (1 - alpha / L)^2, so that no distance shrinks more than
-      in a layer of TransJect, or grows more; "wide" for alpha a_max.
-    a_max: greatest a of "wide".
+    a: "budget" for a = 1 - (1 - alpha / L)^2, with which distances shrink and
+      grow at most as in a layer of TransJect; "wide" for a = alpha a_max.
+    a_max: greatest a with a="wide".
   """
   alpha = residual_weight(r)
   if a == "wide":
@@ -71,34 +73,34 @@ def strength(r: jax.Array, num_layers: int, a: str, a_max: float) -> jax.Array:
 
 
 def fold(u: jax.Array, a: jax.Array) -> jax.Array:
-  """Returns u + a |u|, whose slopes are 1 + a and 1 - a."""
+  """Returns psi(u) = u + a |u|, whose slopes are 1 + a and 1 - a."""
   return u + a * jnp.abs(u)
 
 
 def unfold(y: jax.Array, a: jax.Array) -> jax.Array:
-  """Returns the u with fold(u, a) = y."""
+  """Inverts `fold`: returns the u with fold(u, a) = y."""
   return y / jnp.where(y > 0, 1 + a, 1 - a)
 
 
 @dataclasses.dataclass(frozen=True)
 class IsometricLayers(InvertibleLayers):
-  """The layers of the block `isometric`.
+  """Layers of the block `isometric`.
 
-  Form "pointwise": psi(F X + b) with psi(u) = u + a |u|, undone in closed form.
-  Form "feed_forward": Z = F X, then Z + a H(Z) with TransJect's orthogonal
-  feed-forward H, of which every token is undone by a fixed point.
+  The form "pointwise" is psi(F X + b) with psi(u) = u + a |u|, and is inverted
+  in closed form. The form "feed_forward" is Z = F X, then Z + a H(Z) with
+  TransJect's orthogonal feed-forward H; a fixed point per token inverts it.
 
   Source: the filter is Schroeder's comb reverberator (1961) closed to a ring;
   TransJect, equations 7 and 8, for H.
 
   Attributes:
     num_layers: number of layers.
-    form: in `FORMS`.
+    form: form of the layers, in `FORMS`.
     a, a_max: see `strength`.
-    dilations: tokens between two steps of each group of channels; () for
-      those of `ring.spread_dilations`.
+    dilations: dilation of each group of channels in tokens; () for
+      `ring.spread_dilations`.
     max_len: greatest number of tokens.
-    orthogonal_map: in `orthogonal.MAPS`.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type of products; filters are float32 or wider.
   """
 
@@ -119,6 +121,7 @@ class IsometricLayers(InvertibleLayers):
       orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
     )
 
+    # Collect the parameters and the orthogonal matrices of one layer.
     def layer_weights(layer: str) -> Weights:
       free, matrices = params[layer], rotations[layer]
       return Weights(
@@ -132,7 +135,7 @@ class IsometricLayers(InvertibleLayers):
     return [layer_weights(f"layer_{i}") for i in range(self.num_layers)]
 
   def strength(self, r: jax.Array) -> jax.Array:
-    """Returns a of a layer from its free parameter."""
+    """Returns the strength a of a layer from its unconstrained parameter r."""
     return strength(r, self.num_layers, self.a, self.a_max)
 
   def mix(
@@ -143,10 +146,12 @@ class IsometricLayers(InvertibleLayers):
     *,
     inverse: bool = False,
   ) -> jax.Array:
-    """Returns F X, or the X with F X = x; float32 or wider, [b, n, d]."""
+    """Returns F x, or F^-1 x with `inverse`, [b, n, d] in float32 or wider."""
+    # The inverse applies the transposes Q_2.T and Q_1.T.
     matrices = weights.mixing.astype(self.dtype)
     if inverse:
       matrices = matrices[::-1].swapaxes(1, 2)
+    # Rotate, filter on the ring, rotate.
     first, second = matrices
     wide = jnp.promote_types(x.dtype, jnp.float32)
     y = product(x.astype(self.dtype), first).astype(wide)
@@ -162,7 +167,8 @@ class IsometricLayers(InvertibleLayers):
     mask: jax.Array,
     side: None = None,
   ) -> tuple[jax.Array, None]:
-    """Returns the layer's output; its inverse needs nothing beside it."""
+    """Returns the layer's output, and None as the inverse needs no side."""
+    # F x, then psi or the residual feed-forward.
     z = self.mix(weights, x, mask)
     if weights.feed_forward is None:
       return fold(z + weights.bias.astype(z.dtype)[None], weights.a), None
@@ -187,9 +193,11 @@ class IsometricLayers(InvertibleLayers):
     max_steps: int | None = None,
   ) -> jax.Array:
     """Returns the layer's input; see `InvertibleLayers.inverse`."""
+    # Invert psi(F X + b) in closed form.
     if weights.feed_forward is None:
       z = unfold(y, weights.a) - weights.bias.astype(y.dtype)[None]
       return self.mix(weights, z, mask, inverse=True)
+    # Invert Z + a H(Z) by a fixed point, then F.
     rate = (constants or {"feed_forward": weights.a})["feed_forward"]
     z, _ = solve(
       y,
@@ -202,7 +210,7 @@ class IsometricLayers(InvertibleLayers):
     return self.mix(weights, z, mask, inverse=True)
 
   def max_steps(self) -> int:
-    """Returns how many steps of the fixed point float64 needs at the most."""
+    """Returns the greatest number of fixed-point steps that float64 needs."""
     budget = 1 - (1 - 1 / self.num_layers) ** 2
     return enough_steps(self.a_max if self.a == "wide" else budget)
 
@@ -215,26 +223,28 @@ class IsometricLayers(InvertibleLayers):
   def certificate(
     self, weights: Weights, shared: None, norm: float
   ) -> dict[str, Any]:
-    """Returns a, and by how much the distance of two sequences may change.
+    """Returns a, and the interval of two sequences.
 
-    For all sequences of one mask, in the Frobenius norm. The rotations count
-    with their actual singular values. Tokens of one sample meet in the filter,
-    so that nothing is said of their distances.
+    The interval holds for all sequences with equal masks, in the Frobenius
+    norm. It uses the actual singular values of the rotations. There is no
+    interval for two tokens of one sample, since the filter mixes them.
     """
     least, greatest = _norms(weights.mixing)
     a = float(weights.a)
     if weights.feed_forward is not None:
       a = self.constants(weights, shared)["feed_forward"]
+    # Multiply the singular values of the rotations and the slopes.
     interval = least * max(0.0, 1 - a), greatest * (1 + a)
     return {"a": float(weights.a), "sequences": interval}
 
   def bound(
     self, weights: Weights, shared: None, *, exact: bool = True
   ) -> Bound:
-    """Returns bounds of the output: see `InvertibleLayers.bound`.
+    """Returns bounds of the output's change: see `InvertibleLayers.bound`.
 
-    The mean over a ring is its frequency 0, whose norm the filter keeps; what
-    follows acts on tokens, and adds at most a |difference|.
+    The filter preserves the norm of the mean over the ring, which is its
+    frequency 0. The nonlinearity acts on each token separately, and adds at
+    most a |difference|.
     """
     greatest = 1.0
     rate: jax.Array | float = weights.a
@@ -243,6 +253,7 @@ class IsometricLayers(InvertibleLayers):
       constants = self.constants(weights, shared)
       rate = constants.get("feed_forward", float(weights.a))
 
+    # Multiply by the bound of F, then apply the bound of a residual branch.
     def move(change: Change, n: Any) -> Change:
       turned = Change(*(greatest * size for size in change))
       return turned.add_branch(rate, n)
@@ -251,6 +262,10 @@ class IsometricLayers(InvertibleLayers):
 
 
 def _norms(matrices: jax.Array) -> tuple[float, float]:
-  """Returns products of the least and the greatest singular values."""
+  """Returns the products of the least and of the greatest singular values.
+
+  Args:
+    matrices: matrices of one layer, [k, d, d].
+  """
   values = np.linalg.svd(np.asarray(matrices, np.float64), compute_uv=False)
   return float(values.min(-1).prod()), float(values.max(-1).prod())

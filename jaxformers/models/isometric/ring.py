@@ -1,11 +1,12 @@
-"""All-pass filters on a ring of tokens: linear maps that keep every norm.
+"""All-pass filters on a ring of tokens: linear maps that preserve every norm.
 
 A section is h_t = lambda h_(t-m) + s x_t, y_t = s h_(t-m) - conj(lambda) x_t
-with s = sqrt(1 - |lambda|^2) and the dilation m, on a complex channel. Its
-transfer function (z - conj(lambda)) / (1 - lambda z), z the delay by m tokens,
-has modulus 1 at every frequency. If the last tokens are followed by the first,
-a sequence of n tokens has n frequencies, so |y| = |x| for every n, and the
-inverse is the adjoint. Sections in cascade multiply their transfer functions.
+on a complex channel, with s = sqrt(1 - |lambda|^2) and the dilation m. With z
+the delay by m tokens, its transfer function (z - conj(lambda)) / (1 - lambda z)
+has modulus 1 at every frequency. On a ring the first token follows the last, so
+a sequence of n tokens has n frequencies. Therefore |y| = |x| for every n, and
+the inverse is the adjoint. The transfer function of a cascade is the product of
+the transfer functions of its sections.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
 from jaxformers.models.mixers.convolution import move_back, to_front
 
-LONGEST = 1 << 16  # Squares of places are exact integers below it.
+LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
 
 
 def spread_dilations(d: int, length: int) -> tuple[int, ...]:
-  """Returns dilations from 1 to an eighth of the length, in even ratios.
+  """Returns dilations from 1 to an eighth of the length, in equal ratios.
 
-  About one for each power of two, as many as divide d / 4, for a group of
-  channels has both directions.
+  The number of dilations is the greatest divisor of d / 4 that is at most one
+  per power of two. It divides d / 4 because each group of complex channels has
+  both directions.
 
   Args:
     d: number of channels.
     length: greatest number of tokens.
 
   Raises:
-    UserError: for a number of channels that is not a multiple of 4.
+    UserError: if `d` is not a multiple of 4.
   """
   if d % 4:
     raise UserError(
-      f"d_model={d}: filters read complex channels in both directions, so "
-      "choose a multiple of 4."
+      f"d_model={d}: filters read complex channels in both directions. Choose "
+      "a multiple of 4."
     )
+  # Choose the greatest number that divides d / 4.
   longest = min(max(length // 8, 1), LONGEST // 2 - 1)
   count = max(k for k in range(1, longest.bit_length() + 1) if d // 4 % k == 0)
   ratios = np.geomspace(1, longest, count)
@@ -52,11 +55,11 @@ def spread_dilations(d: int, length: int) -> tuple[int, ...]:
 def delays(dilations: tuple[int, ...], sections: int) -> np.ndarray:
   """Returns the index of the dilation of each section and group, int [S, G].
 
-  The C channels are G groups, one for each dilation. A group has its own
-  dilation in the first section, and takes the others in turn.
+  The C channels are cut into G groups, one per dilation. Group g has dilation
+  (g + s) mod G in section s.
 
   Args:
-    dilations: G dilations.
+    dilations: the G dilations.
     sections: number S of sections.
   """
   count = len(dilations)
@@ -73,7 +76,7 @@ def _unit(
 
 
 def _scaled(z: jax.Array, factor: jax.Array) -> jax.Array:
-  """Returns complex numbers times real ones."""
+  """Returns the product of complex z and real `factor`."""
   return jax.lax.complex(z.real * factor, z.imag * factor)
 
 
@@ -81,8 +84,9 @@ class Grid(NamedTuple):
   """Frequencies of a batch of rings.
 
   Attributes:
-    delay: exp(-i w m) for the dilations m and frequencies w of each length,
-      complex [b, G, 1, 2, n]; the conjugate, which reads backwards, second.
+    delay: exp(-i w m) for the dilations m and the frequencies w of each length,
+      complex [b, G, 1, 2, n]. The axis of size 2 has the delay, and its
+      conjugate, which reads backwards.
     order: index of the dilation of each section and group, int [S, G].
   """
 
@@ -93,11 +97,16 @@ class Grid(NamedTuple):
 def _grid(
   sections: Sections, dilations: tuple[int, ...], lengths: jax.Array, n: int
 ) -> Grid:
-  """Returns the first n frequencies of rings of the given lengths, [b]."""
+  """Returns the first n frequencies of rings whose lengths are given, [b].
+
+  Frequency f of a ring of length l is w = 2 pi f / l.
+  """
+  # exp(-2 pi i f m / length), reduced mod length as exact integers, [b, G, n].
   frequency = jnp.arange(n, dtype=jnp.uint32)[None, None]
   size = lengths.astype(jnp.uint32)[:, None, None]
   steps = jnp.asarray(dilations, jnp.uint32)[None, :, None]
   delay = _unit((frequency * steps) % size, size, sections.angle.dtype)
+  # Append the conjugate for the channels that read backwards.
   delay = jnp.stack([delay, jnp.conj(delay)], 2)[:, :, None]
   return Grid(delay, delays(dilations, len(sections.angle)))
 
@@ -110,22 +119,24 @@ def _of_groups(x: jax.Array, groups: int) -> jax.Array:
 def transfer(sections: Sections, grid: Grid) -> jax.Array:
   """Returns the transfer function at the frequencies of each length.
 
-  Half of the channels read backwards: every other one.
+  Every other channel reads backwards.
 
   Args:
     sections: S sections on C channels; the number of dilations divides C / 2.
-    grid: frequencies.
+    grid: frequencies of a batch of rings.
 
   Returns:
-    Complex [b, C, n] of modulus 1; without meaning from the length on.
+    Complex [b, C, n] of modulus 1; undefined at indices of at least the length.
   """
+  # Multiply z and 1 - lambda z over all sections.
   eigenvalues = _of_groups(sections.eigenvalues(), grid.order.shape[1])
   product = denominator = jnp.ones((), eigenvalues.dtype)
   for index, factor in zip(grid.order, eigenvalues, strict=True):
     z = grid.delay[:, index]
     product = product * z
     denominator = denominator * (1 - factor[None] * z)
-  # (z - conj a) / (1 - a z) is z conj(1 - a z) / (1 - a z) where |z| = 1.
+  # With |z| = 1, (z - conj(a)) / (1 - a z) = z conj(1 - a z) / (1 - a z), which
+  # is z conj(1 - a z)^2 / |1 - a z|^2.
   square = jnp.square(denominator.real) + jnp.square(denominator.imag)
   y = _scaled(product * jnp.square(jnp.conj(denominator)), 1 / square)
   return y.reshape(y.shape[0], -1, y.shape[-1])
@@ -134,16 +145,17 @@ def transfer(sections: Sections, grid: Grid) -> jax.Array:
 def _gradient_of_phases(
   sections: Sections, grid: Grid, slope: jax.Array
 ) -> Sections:
-  """Returns the gradient of a function of the phases of `transfer`.
+  """Returns the gradient with respect to the sections, from one of the phases.
 
-  A section's phase is arg z - 2 arg(1 - a z). With a z = r exp(i p) its
-  derivatives are 2 sin p / |1 - a z|^2 by r and 2 r (cos p - r) / |1 - a z|^2
-  by the angle of a.
+  The phase of a section is arg z - 2 arg(1 - a z). With a z = r exp(i p) its
+  derivative with respect to r is 2 sin p / |1 - a z|^2, and its derivative with
+  respect to the angle of a is 2 r (cos p - r) / |1 - a z|^2.
 
   Args:
-    sections, grid: as for `transfer`.
-    slope: gradient by the phases, real [b, C, n].
+    sections, grid: sections and frequencies, as in `transfer`.
+    slope: gradient with respect to the phases of `transfer`, real [b, C, n].
   """
+  # Arrange the gradient by groups and directions, [b, G, C / 2G, 2, n].
   groups = grid.order.shape[1]
   slope = slope.reshape(slope.shape[0], groups, -1, 2, slope.shape[-1])
   eigenvalues = sections.eigenvalues()
@@ -155,6 +167,7 @@ def _gradient_of_phases(
     _of_groups(sizes, groups),
     strict=True,
   ):
+    # Compute a z and |1 - a z|^2, then sum over samples and frequencies.
     turned = factor[None] * grid.delay[:, index]
     square = jnp.square(1 - turned.real) + jnp.square(turned.imag)
     weight = 2 * slope / square
@@ -162,7 +175,8 @@ def _gradient_of_phases(
     cosine = (weight * (turned.real - jnp.square(r)[None])).sum((0, 4))
     by_size.append(sine.ravel())
     by_angle.append(cosine.ravel())
-  # r sin p is the imaginary part; log r is -SLOWEST - exp(decay).
+  # The sums with r sin p, the imaginary part of a z, are derivatives with
+  # respect to log r = -SLOWEST - exp(decay).
   by_decay = -jnp.exp(sections.decay) * jnp.stack(by_size)
   return Sections(by_decay, jnp.stack(by_angle))
 
@@ -171,26 +185,28 @@ Transform = Callable[[jax.Array], jax.Array]
 
 
 def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
-  """Returns the Fourier transform of each length, of arrays [b, C, size].
+  """Returns a function that Fourier transforms each sample at its own length.
 
-  It is a convolution with a chirp (Bluestein 1970), so one batch has rings of
-  any lengths. All arrays have the size of the convolution: XLA on CPUs computes
-  what it pads six times slower.
+  The function maps arrays [b, C, size] to arrays of the same shape. It is a
+  convolution with a chirp (Bluestein 1970), so the rings of one batch may have
+  any lengths. All arrays have the size of the convolution, because XLA on CPUs
+  computes padded arrays six times slower.
 
   Args:
-    lengths: int32 [b], at least 1.
+    lengths: length of each sample, int32 [b], at least 1.
     n: greatest length.
-    dtype: real type of the chirp.
+    dtype: real dtype of the chirp.
   """
   size = _fast_size(2 * n - 1)
   place = jnp.arange(size, dtype=jnp.uint32)[None]
   count = lengths.astype(jnp.uint32)[:, None]
-  # exp(-i pi k^2 / length), for k from 0 to n - 1, and its conjugate on a ring.
+  # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
   distance = jnp.minimum(place, size - place)
   chirp = _unit((distance * distance) % (2 * count), 2 * count, dtype)
   ring = jnp.fft.fft(jnp.conj(chirp))[:, None]
   chirp = jnp.where(place < count, chirp, 0)[:, None]
 
+  # X_f = chirp_f sum_k (x_k chirp_k) conj(chirp_(f-k))
   def transform(x: jax.Array) -> jax.Array:
     return chirp * jnp.fft.ifft(jnp.fft.fft(x * chirp) * ring)
 
@@ -198,7 +214,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
 
 
 def _fast_size(least: int) -> int:
-  """Returns the least 2^k or 3 2^k that is not below a number."""
+  """Returns the least number 2^k or 3 2^k that is at least `least`."""
   power = 1 << (least - 1).bit_length()
   return 3 * power // 4 if 3 * power // 4 >= least else power
 
@@ -208,14 +224,17 @@ def _by_length(
   lengths: jax.Array,
   function: Callable[[Transform, jax.Array, int], Any],
 ) -> Any:
-  """Returns function(transform, lengths, size), where all are n or else.
+  """Calls `function(transform, lengths, size)` with the fastest transform.
+
+  This is a plain FFT if all lengths are n, and `_short_transform` otherwise.
 
   Args:
-    x: complex [b, C, n].
-    lengths: int32 [b], at least 1.
-    function: function of the Fourier transform of each length, of the lengths
-      (one for all if they are n), and of the size of the transform's arrays.
+    x: complex array [b, C, n], which gives shape and dtype.
+    lengths: length of each sample, int32 [b], at least 1.
+    function: function of the Fourier transform, of the lengths ([1] if all are
+      n, else [b]), and of the size of the arrays of the transform.
   """
+  # The condition is evaluated at run time, and only one branch runs.
   n = x.shape[-1]
   greatest = jnp.full((1,), n, jnp.int32)
   return jax.lax.cond(
@@ -245,13 +264,14 @@ def _apply(
   dilations: tuple[int, ...],
   inverse: bool,
 ) -> jax.Array:
-  """Filters x, complex [b, C, n], of which the first `lengths` are tokens."""
+  """Filters complex x [b, C, n]; sample i has the first lengths[i] tokens."""
 
   def run(transform: Transform, lengths: jax.Array, size: int) -> jax.Array:
     grid = _grid(sections, dilations, lengths, size)
     response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
+    # Multiply the spectrum by the response, and transform back.
     spectrum = response * transform(_fill(x, size))
-    # The transform back is the conjugate of that of the conjugate.
+    # The inverse transform of s is conj(transform(conj(s))) / length.
     y = jnp.conj(transform(jnp.conj(spectrum)))[..., : x.shape[-1]]
     return _scaled(y, 1 / lengths.astype(y.real.dtype)[:, None, None])
 
@@ -275,9 +295,10 @@ def _apply_backward(
   kept: tuple[Sections, jax.Array, jax.Array],
   g: jax.Array,
 ) -> tuple[Sections, jax.Array, None]:
-  """Returns the transposed filter of g, and the gradient by the phases.
+  """Returns the gradients with respect to the sections and to x.
 
-  The spectra are made again: nothing but x is kept.
+  The gradient with respect to x is the transposed filter of g. The spectra are
+  recomputed, since the forward pass stores only x.
   """
   sections, x, lengths = kept
 
@@ -286,11 +307,13 @@ def _apply_backward(
   ) -> tuple[Sections, jax.Array]:
     grid = _grid(sections, dilations, lengths, size)
     response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
+    # Transform the gradient, and multiply by the response.
     back = jnp.conj(transform(jnp.conj(_fill(g, size))))
     back = _scaled(back, 1 / lengths.astype(x.real.dtype)[:, None, None])
     back = response * back
-    # The response is exp(i phase): its derivative is i times itself.
+    # The response is exp(i phase), whose derivative is i exp(i phase).
     slope = -(back * transform(_fill(x, size))).imag
+    # If all samples share the frequencies, sum over them first.
     if lengths.shape[0] == 1:
       slope = slope.sum(0, keepdims=True)
     slope = (-slope if inverse else slope).astype(sections.angle.dtype)
@@ -313,35 +336,38 @@ def ring_filter(
 ) -> jax.Array:
   """Filters every channel of the tokens, which form a ring without padding.
 
-  The first half of the channels is the real part of the complex ones, and the
-  second the imaginary part. Where all lengths are n this is one pair of Fourier
-  transforms of n points, whatever the number of sections; else four of 2 n.
+  The first half of the channels is the real part of d / 2 complex channels, and
+  the second half is the imaginary part. For any number of sections this takes
+  two Fourier transforms of n points if all lengths are n, and four of about
+  2 n points otherwise.
 
   Args:
-    x: [b, n, d].
-    sections: on d / 2 complex channels.
-    mask: [b, n], True at tokens; padding and holes are left out.
-    dilations: tokens between two steps, one for each group of channels; their
-      number divides d / 4.
-    inverse: True for the adjoint, which undoes the filter.
+    x: tokens, [b, n, d].
+    sections: parameters of the sections on d / 2 complex channels.
+    mask: bool [b, n], True at tokens; masked positions are not on the ring.
+    dilations: dilations in tokens, one per group of channels; their number
+      divides d / 4.
+    inverse: True for the adjoint, which inverts the filter.
 
   Returns:
-    [b, n, d] in the type of x, 0 at padding.
+    The filtered tokens [b, n, d] in the dtype of x, 0 at padding.
 
   Raises:
-    UserError: for more than 65,536 tokens.
+    UserError: if there are more than 65,536 positions.
   """
   n, d = x.shape[1:]
   if n > LONGEST:
     raise UserError(f"A ring of {n} tokens: give at most {LONGEST}.")
   if n == 0:
     return x
+  # Move tokens before padding, and pair channels: complex [b, d / 2, n].
   tokens, moved = to_front(x, mask)
   lengths = mask.sum(1).astype(jnp.int32)
   tokens = jnp.swapaxes(tokens.astype(_wide(x)), 1, 2)
   z = jax.lax.complex(tokens[:, : d // 2], tokens[:, d // 2 :])
-  # An empty sequence is a ring of one zero.
+  # Filter; an empty sequence is a ring of one zero.
   z = _apply(sections, z, jnp.maximum(lengths, 1), tuple(dilations), inverse)
+  # Restore the channels and the positions.
   y = jnp.concatenate([z.real, z.imag], 1)
   y = move_back(jnp.swapaxes(y, 1, 2), moved)
   return jnp.where(mask[..., None], y, 0).astype(x.dtype)

@@ -1,6 +1,7 @@
-"""Mixers, one file each, and their helpers; importing it registers them all.
+"""Mixers, one per file, and their helpers.
 
-TransJect's mixer is in `models/transject`.
+Importing this package registers all its mixers. The mixer of TransJect is in
+`models/transject`.
 """
 
 import importlib

@@ -1,10 +1,11 @@
 """All-pass filters in time: a mixer that expands no distance of sequences.
 
 A section is h_t = lambda h_(t-m) + s x_t, y_t = s h_(t-m) - conj(lambda) x_t
-with s = sqrt(1 - |lambda|^2) and the dilation m, on a complex channel. The
+on a complex channel, with s = sqrt(1 - |lambda|^2) and the dilation m. The
 matrix [[lambda, s], [s, -conj(lambda)]] that maps (h_(t-m), x_t) to (h_t, y_t)
-is unitary, so that the outputs and the states that are left over hold what the
-inputs and the first states did: |y|^2 + |h|^2 does not change, for any length.
+is unitary. Therefore the outputs and the last m states determine the inputs and
+the first m states, and for any length the squared norm of the outputs and the
+last states equals the squared norm of the inputs and the first states.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from jaxformers.scan import Pair, linear_scan, times
 
 MODELS.register("allpass")(Variant("allpass", "contractive", bounded=ALWAYS))
 
-# |lambda| <= exp(-SLOWEST): at 1 nothing goes through a section.
+# |lambda| <= exp(-SLOWEST) < 1: with |lambda| = 1 no input enters the state.
 SLOWEST = 1e-3
 
 
@@ -47,8 +48,8 @@ class Sections(NamedTuple):
   """Parameters of S sections in cascade on C complex channels.
 
   Attributes:
-    decay: float32 [S, C], log of -log |lambda| beyond `SLOWEST`.
-    angle: float32 [S, C], the angle of lambda.
+    decay: log(-log |lambda| - SLOWEST), float32 [S, C].
+    angle: angle of lambda, float32 [S, C].
   """
 
   decay: jax.Array
@@ -64,7 +65,7 @@ class Sections(NamedTuple):
 
   @classmethod
   def make(cls, module: nn.Module, shape: tuple[int, int]) -> Sections:
-    """Returns the parameters `decay` and `angle` of a module, in its call."""
+    """Creates the parameters `decay` and `angle` in the call of a module."""
     return cls(
       module.param("decay", nn.initializers.uniform(2.0), shape),
       module.param("angle", nn.initializers.uniform(2 * math.pi), shape),
@@ -72,12 +73,12 @@ class Sections(NamedTuple):
 
 
 class Past(NamedTuple):
-  """Memory of a section between two parts of a stream.
+  """State of a section between two parts of a stream.
 
   Attributes:
     num_tokens: number of tokens so far, int32 [b].
-    states: h of the last m tokens, the one of token t at place t mod m; a pair
-      of [b, m, C].
+    states: states h of the last m tokens, a pair of [b, m, C]; the state of
+      token t is at index t mod m.
   """
 
   num_tokens: jax.Array
@@ -85,7 +86,7 @@ class Past(NamedTuple):
 
 
 def begin(batch: int, dilation: int, channels: int, dtype: Any) -> Past:
-  """Returns the past of a stream that has not begun."""
+  """Returns the past of a stream before its first token."""
   zeros = jnp.zeros((batch, dilation, channels), dtype)
   return Past(jnp.zeros((batch,), jnp.int32), Pair(zeros, zeros))
 
@@ -93,16 +94,16 @@ def begin(batch: int, dilation: int, channels: int, dtype: Any) -> Past:
 def filter_causally(
   x: Pair, log: Pair, dilation: int, *, reverse: bool = False
 ) -> Pair:
-  """Returns the outputs of a section that begins with the states 0.
+  """Returns the outputs of a section whose first states are 0.
 
   Args:
-    x: a pair of [b, n, C], 0 at padding, which is at the end.
+    x: inputs, a pair of [b, n, C]; padding is 0 and at the end.
     log: log lambda, a pair of [C].
-    dilation: m.
+    dilation: dilation m of the section.
     reverse: True to read from the last token to the first.
   """
   n = x.real.shape[1]
-  # Token t is in row t // m: the columns are recurrences of their own.
+  # Put token t into row t // m; each of the m columns is a separate recurrence.
   grid = _map(lambda part: _rows(part, dilation), x)
   y, _ = _run(grid, log, None, None, reverse=reverse)
   return _map(lambda part: _flat(part)[:, :n], y)
@@ -111,13 +112,13 @@ def filter_causally(
 def filter_stream(
   x: Pair, log: Pair, past: Past, lengths: jax.Array
 ) -> tuple[Pair, Past]:
-  """Returns the outputs of a section that goes on, and its past after them.
+  """Returns the outputs for new tokens of a stream, and the past after them.
 
   Args:
-    x: a pair of [b, n, C], the new tokens.
+    x: new tokens, a pair of [b, n, C].
     log: log lambda, a pair of [C].
-    past: the past of the tokens before; its states give the dilation.
-    lengths: number of new tokens, int32 [b], of which the rest is padding.
+    past: past before the new tokens; its states have the dilation as an axis.
+    lengths: number of new tokens, int32 [b]; the rest of x is padding.
   """
   grid, at, is_token = _place(x, past, past.num_tokens, lengths)
   y, last = _run(grid, log, past.states, is_token)
@@ -127,17 +128,21 @@ def filter_stream(
 def undo_stream(
   y: Pair, log: Pair, past: Past, lengths: jax.Array
 ) -> tuple[Pair, Past]:
-  """Returns the x and the past for which `filter_stream` returns y and `past`.
+  """Inverts `filter_stream`: returns the inputs x and the past before them.
 
-  (h_(t-m), x_t) is the adjoint matrix times (h_t, y_t), from the last token to
-  the first: again a section, with conj(lambda), that begins with the states
-  that the other one left.
+  (h_(t-m), x_t) is the adjoint matrix times (h_t, y_t). The inverse is thus a
+  section with conj(lambda) that runs from the last token to the first, and
+  starts with the last states of the forward section.
 
   Args:
-    y, log, past, lengths: as for `filter_stream`, with the past after y.
+    y: outputs of `filter_stream`, a pair of [b, n, C].
+    log: log lambda, a pair of [C].
+    past: past after the tokens of y.
+    lengths: number of tokens of y, int32 [b].
   """
   before = past.num_tokens - lengths
   grid, at, is_token = _place(y, past, before, lengths)
+  # Run the section with conj(lambda) backwards.
   x, first = _run(
     grid, Pair(log.real, -log.imag), past.states, is_token, reverse=True
   )
@@ -147,13 +152,15 @@ def undo_stream(
 def _place(
   x: Pair, past: Past, before: jax.Array, lengths: jax.Array
 ) -> tuple[Pair, Any, jax.Array]:
-  """Returns tokens in rows of m, by their number mod m.
+  """Puts tokens into rows of m: token t of the stream is in column t mod m.
 
   Returns:
     The rows, a pair of [b, rows, m, C]; a function that takes the tokens out of
-    such an array; and where tokens are, bool [b, rows, m].
+    such an array, [b, n, C]; and a mask of the rows, bool [b, rows, m], True at
+    tokens.
   """
   n, m = x.real.shape[1], past.states.real.shape[1]
+  # Shift the tokens of each sample so that its first is at column t mod m.
   size = -(-(n + m - 1) // m) * m
   first = (before % m)[:, None]
   source = jnp.arange(size)[None] - first
@@ -178,27 +185,29 @@ def _run(
   *,
   reverse: bool = False,
 ) -> tuple[Pair, Pair]:
-  """Runs the m recurrences of a section side by side.
+  """Runs the m recurrences of a section in parallel.
 
   Args:
-    x: a pair of [b, rows, m, C].
+    x: inputs, a pair of [b, rows, m, C].
     log: log lambda, a pair of [C].
-    states: the first ones, a pair of [b, m, C]; None for 0.
-    is_token: bool [b, rows, m], False at steps to leave out; None for none.
+    states: first states, a pair of [b, m, C]; None for 0.
+    is_token: bool [b, rows, m], False at steps to skip; None to skip none.
     reverse: True to begin with the last row.
 
   Returns:
-    The outputs, like x, without meaning at steps that are left out; and the
-    last states.
+    The outputs, a pair of [b, rows, m, C], undefined at skipped steps; and the
+    last states, a pair of [b, m, C].
   """
+  # lambda = exp(log lambda).
   dtype = x.real.dtype
   log = _map(lambda part: part.astype(dtype), log)
   size = jnp.exp(log.real)
   factor = Pair(size * jnp.cos(log.imag), size * jnp.sin(log.imag))
-  # sqrt(1 - |lambda|^2), without cancellation near 1.
+  # s = sqrt(1 - |lambda|^2), without cancellation near |lambda| = 1.
   other = jnp.sqrt(-jnp.expm1(2 * log.real))[None, None, None]
   drive = _map(lambda part: other * part, x)
   steps = factor
+  # A skipped step has the factor 1 and adds 0.
   if is_token is not None:
     keep = is_token[..., None]
     drive = _map(lambda part: jnp.where(keep, part, 0), drive)
@@ -207,6 +216,7 @@ def _run(
       jnp.where(keep, jnp.broadcast_to(factor.real, shape), 1),
       jnp.where(keep, jnp.broadcast_to(factor.imag, shape), 0),
     )
+  # h_t = lambda h_(t-m) + s x_t
   h, last = linear_scan(steps, drive, initial=states, reverse=reverse)
 
   def before(part: jax.Array, start: jax.Array) -> jax.Array:
@@ -216,6 +226,7 @@ def _run(
 
   if states is None:
     states = _map(lambda part: jnp.zeros_like(part[:, 0]), h)
+  # y_t = s h_(t-m) - conj(lambda) x_t
   earlier = _map(before, h, states)
   minus = Pair(-factor.real[None, None, None], factor.imag[None, None, None])
   direct = times(minus, x)
@@ -227,7 +238,7 @@ def _map(function: Any, *pairs: Pair) -> Pair:
 
 
 def _rows(x: jax.Array, m: int) -> jax.Array:
-  """Returns x [b, n, C] as [b, rows, m, C], filled with 0."""
+  """Returns x [b, n, C] as [b, rows, m, C], padded with 0."""
   x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % m), (0, 0)))
   return x.reshape(x.shape[0], -1, m, x.shape[-1])
 
@@ -237,10 +248,11 @@ def _flat(x: jax.Array) -> jax.Array:
 
 
 def cascade_dilations(max_len: int) -> tuple[int, ...]:
-  """Returns 1, 4, 16, ..., up to an eighth of a length.
+  """Returns the dilations 1, 4, 16, ..., up to max_len / 8.
 
-  A section looks back m tokens in the mean, weighted by energy, whatever its
-  eigenvalues are; a cascade the sum of them (docs/theory.md, section 11).
+  For any eigenvalues, the mean delay of a section, weighted by energy, is m
+  tokens. The mean delay of a cascade is the sum over its sections
+  (docs/theory.md, section 11).
   """
   longest = max(max_len // 8, 1)
   return tuple(4**k for k in range(longest.bit_length()) if 4**k <= longest)
@@ -250,20 +262,22 @@ def cascade_dilations(max_len: int) -> tuple[int, ...]:
 class AllPass(nn.Module):
   """ELU(F x + b), F a cascade of dilated all-pass filters between rotations.
 
-  F keeps all of a sequence but what is left over in the last states, and
-  expands no distance of two sequences, in any direction of time; ELU neither.
-  So the mixer may stand in the block `contractive`, which is injective and
-  Lipschitz between whole sequences: with `causal=True`, a causal TransJect.
+  F preserves the energy of a sequence, except for the part that remains in the
+  last states. Neither F, in any direction of time, nor ELU expands the distance
+  of two sequences. The mixer is therefore allowed in the block `contractive`,
+  which is injective and Lipschitz as a map of whole sequences. With
+  `causal=True` this is a causal counterpart of TransJect.
 
   Source: new here; a section is the all-pass reverberator of Schroeder 1961
   (Natural sounding artificial reverberation), with complex coefficients.
 
   Attributes:
-    causal: True to read earlier tokens alone; False for one half of the
-      channels in each direction.
-    dilations: m of the sections in cascade; () for `cascade_dilations`.
+    causal: True to read only the present and earlier tokens; False to filter
+      one half of the channels in each direction.
+    dilations: dilations m of the sections in cascade; () for
+      `cascade_dilations`.
     max_len: greatest number of tokens.
-    orthogonal_map: in `orthogonal.MAPS`.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type of products; parameters and filters are float32.
   """
 
@@ -271,9 +285,9 @@ class AllPass(nn.Module):
     "decay": EIGENVALUES,
     "angle": EIGENVALUES,
   }
-  has_step: ClassVar[bool] = True  # It goes on from a cache.
-  is_bounded: ClassVar[bool] = True  # It has a Lipschitz constant, `gain`.
-  has_limit: ClassVar[bool] = False  # max_len sets dilations alone.
+  has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+  is_bounded: ClassVar[bool] = True  # `gain` is a Lipschitz constant.
+  has_limit: ClassVar[bool] = False  # max_len sets only the dilations.
 
   causal: bool = False
   dilations: tuple[Annotated[int, Interval("[1, 2^15)")], ...] = ()
@@ -293,12 +307,14 @@ class AllPass(nn.Module):
       raise UserError(
         f"{d} channels: all-pass filters read complex channels"
         + ("" if self.causal else " in both directions")
-        + f", so choose a multiple of {least}."
+        + f". Choose a multiple of {least}."
       )
+    # Create the parameters.
     dilations = self.dilations or cascade_dilations(self.max_len)
     sections = Sections.make(self, (len(dilations), d // 2))
     first, second = rotation(self, "mixing", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (d,))
+    # Rotate, filter in time, rotate, then apply ELU.
     y = product(x.astype(self.dtype), first.astype(self.dtype))
     y = self._filter(wide(y), sections, dilations, mask)
     y = product(y.astype(self.dtype), second.astype(self.dtype))
@@ -311,18 +327,20 @@ class AllPass(nn.Module):
     dilations: tuple[int, ...],
     mask: jax.Array,
   ) -> jax.Array:
-    """Returns the filtered tokens; holes are no steps."""
+    """Filters the tokens, and skips masked positions between tokens."""
     x, moved = to_front(x, mask)
     lengths = mask.sum(1).astype(jnp.int32)
     is_token = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
+    # The halves of the channels are real and imaginary parts.
     half = x.shape[-1] // 2
     y = Pair(x[..., :half], x[..., half:])
     if is_decoding(self):
-      # All sections have read the same tokens.
+      # All sections share one count of tokens.
       count = recall(self, "count")
       if count is None:
         count = jnp.zeros(lengths.shape, jnp.int32)
       count_tokens(self, mask)
+    # Run the sections one after another.
     for i, m in enumerate(dilations):
       log = _map(lambda part, i=i: part[i], sections.log())
       if is_decoding(self):
@@ -335,19 +353,22 @@ class AllPass(nn.Module):
         y = filter_causally(y, log, m)
       else:
         y = _both_ways(y, log, m)
-      # What padding gets is no input of the next section.
+      # Set padding to 0 again for the next section.
       y = _map(lambda part: jnp.where(is_token, part, 0), y)
     return move_back(jnp.concatenate(y, -1), moved)
 
   @nn.nowrap
   def gain(self, collections: Mapping[str, Any]) -> float:
-    """Returns a Lipschitz constant for sequences of one mask, in float64.
+    """Returns a Lipschitz constant for sequences with equal masks, in float64.
 
-    The norms of the two rotations; sections and ELU expand no distance.
+    This is the product of the spectral norms of the two rotations, since
+    sections and ELU expand no distance.
 
     Args:
-      collections: `rotations` of the mixer, or `params` if they are missing.
+      collections: variables of the mixer: `rotations`, or `params` if
+        `rotations` are missing.
     """
+    # Multiply the norms in float64.
     matrices = find_rotations(collections, self.orthogonal_map)
     (mixing,) = matrices.values()
     norms = np.linalg.norm(np.asarray(mixing, np.float64), 2, (-2, -1))
@@ -355,7 +376,8 @@ class AllPass(nn.Module):
 
 
 def _both_ways(x: Pair, log: Pair, dilation: int) -> Pair:
-  """Filters half of the channels forwards, and the others backwards."""
+  """Filters the first half of the channels forwards, the second backwards."""
+  # Run each half of the channels with its own eigenvalues, then join them.
   half = x.real.shape[-1] // 2
   early, late = (
     filter_causally(

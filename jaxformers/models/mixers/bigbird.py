@@ -29,7 +29,8 @@ def random_blocks(
 ) -> tuple[jax.Array, jax.Array]:
   """Selects random blocks for every block, outside its window and not global.
 
-  The selection depends on the last block of a sample, not on its padding.
+  The selection depends on the last block of a sample with a token, not on its
+  padding.
 
   Args:
     order: random priorities, float32 [h, B', B'] with B' >= blocks; a block
@@ -39,8 +40,10 @@ def random_blocks(
     count: number r of random blocks, at most B.
 
   Returns:
-    Indices, int32 [b, h, B, r], and True where an index is valid.
+    Indices of blocks, int32 [b, h, B, r], and a mask of the same shape, True
+    where an index is valid.
   """
+  # Exclude the window, the first block, and the last block and those after it.
   i, j = jnp.arange(blocks)[:, None], jnp.arange(blocks)[None]
   free = (jnp.abs(i - j) > 1) & (j > 0)
   free = free[None] & (j[None] < last[:, None, None])
@@ -66,7 +69,7 @@ def bigbird(
 
   A block sees itself, the blocks before and after it, the first and the last
   block, and r = `num_random` other blocks, drawn for each head. The first and
-  the last block see all. A key that is reached in two ways counts once.
+  the last block see all tokens. A key that is reached in two ways counts once.
 
   Source: Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, BigBird-ITC,
   section 2 and appendix D. Equals softmax attention when the random blocks are
@@ -92,7 +95,7 @@ def bigbird(
   # Attend from every block.
   keys = _keys(k_blocks, v_blocks, tokens, last, *chosen)
   y = attend_to(q_blocks, keys, dropout)
-  # Replace the rows of the first and the last block, which see all.
+  # Replace the rows of the first and the last block, which see all tokens.
   end = jnp.broadcast_to(last[:, None, None, None], (q.shape[0], h, 1, 1))
   pair = [q_blocks[:, :, :1], _take(q_blocks, end)]
   ends = jnp.concatenate(pair, 3)[:, :, 0]
@@ -139,17 +142,18 @@ def _keys(
     is_valid: True where an index is valid, [b, h, B, r].
   """
   b, h, blocks, size, _ = k.shape
+  # Find the tokens of the last block, [b, h, 1, s].
   end = jnp.broadcast_to(last[:, None, None, None], (b, h, 1, 1))
   by_head = jnp.broadcast_to(
     tokens[:, None, ..., None], (b, h, blocks, size, 1)
   )
-  # The last block counts if it is not the first.
+  # Use the last block only if it is not also the first.
   seen_last = _take(by_head, end)[..., 0] & (last > 0)[:, None, None, None]
-  # Neighbours count if they are not global.
+  # Use neighbours only if they are not global.
   block = jnp.arange(blocks)[None]
   is_global = (block == 0) | (block == last[:, None])  # [b, B]
   band = neighbours(tokens & ~is_global[..., None], 1, 1, 1)
-  # Random blocks count if their index is valid.
+  # Use random blocks only if their index is valid.
   reached = _take(by_head, index)[..., 0] & jnp.repeat(is_valid, size, -1)
   return [
     Keys(k[:, :, :1], v[:, :, :1], tokens[:, None, :1, None]),

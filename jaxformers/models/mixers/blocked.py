@@ -1,7 +1,7 @@
 """Softmax attention over blocks of keys, without an n x n array.
 
-A helper of most mixers: `attend_to` and `sum_values` of those with a softmax
-over sets of keys, `split` and `merge` of those that cut tokens into blocks.
+Mixers with a softmax over several sets of keys use `attend_to` and
+`sum_values`. Mixers that cut the tokens into blocks use `split` and `merge`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Keys(NamedTuple):
   """Keys and values that the queries of each block attend to.
 
   Attributes:
-    k, v: keys and values [..., m, e]; of blocks [b, h, B, m, e], with B = 1 if
-      all blocks share them.
+    k, v: keys and values [..., m, e]; with blocks [b, h, B, m, e], where B = 1
+      if all blocks share the keys.
     seen: True where a query sees a key; broadcasts to [..., s, m].
   """
 
@@ -34,14 +34,14 @@ class Keys(NamedTuple):
 
 
 def check_size(name: str, size: int) -> int:
-  """Returns a block size; UserError unless it is at least 1."""
+  """Returns the block size; raises UserError if it is below 1."""
   if size < 1:
     raise UserError(f"{name}={size} is below 1: give a number of tokens.")
   return size
 
 
 def split(x: jax.Array, size: int, axis: int = 2) -> jax.Array:
-  """Cuts an axis of n into blocks [B, size], with zeros (False) at the end."""
+  """Cuts an axis of n into blocks [B, size], padded with zeros (False)."""
   padding = [(0, 0)] * x.ndim
   padding[axis] = (0, -x.shape[axis] % size)
   x = jnp.pad(x, padding)
@@ -49,14 +49,14 @@ def split(x: jax.Array, size: int, axis: int = 2) -> jax.Array:
 
 
 def merge(x: jax.Array, n: int) -> jax.Array:
-  """Undoes `split`: joins blocks [..., B, s, e] to tokens [..., n, e]."""
+  """Inverts `split`: joins blocks [..., B, s, e] to tokens [..., n, e]."""
   return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :n, :]
 
 
 def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
   """Joins each block with its neighbours: [.., B, s, ..] -> [.., B, w s, ..].
 
-  Beyond the ends stand zeros (False).
+  Neighbours beyond the ends are zeros (False).
 
   Args:
     x: blocks.
@@ -67,6 +67,7 @@ def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
   padding = [(0, 0)] * x.ndim
   padding[axis] = (before, after)
   padded = jnp.pad(x, padding)
+  # Concatenate one shifted copy per neighbour.
   return jnp.concatenate(
     [
       jax.lax.slice_in_dim(padded, i, i + blocks, axis=axis)
@@ -79,8 +80,8 @@ def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
 def attend_to(
   q: jax.Array, keys: Sequence[Keys], dropout: Dropout
 ) -> jax.Array:
-  """Applies one softmax to several sets of keys: q, y [..., s, e]."""
-  keys = [part for part in keys if part.k.shape[-2]]  # Sets may be empty.
+  """Attends to several sets of keys under one softmax: q, y [..., s, e]."""
+  keys = [part for part in keys if part.k.shape[-2]]  # Drop empty sets.
   scale = q.shape[-1] ** -0.5
   scores = [hide(dot(q, part.k) * scale, part.seen) for part in keys]
   return sum_values(scores, [part.v for part in keys], dropout)
@@ -89,10 +90,10 @@ def attend_to(
 def sum_values(
   scores: Sequence[jax.Array], values: Sequence[jax.Array], dropout: Dropout
 ) -> jax.Array:
-  """Returns the values of several sets of keys under one softmax.
+  """Returns the mean of the values of several sets of keys under one softmax.
 
-  The sums of the values are divided by the sum of the weights, not the weights:
-  so their gradients need no sum over the keys.
+  The weighted sum of the values is divided by the sum of the weights. The
+  weights themselves are not divided, so their gradients need no sum over keys.
 
   Args:
     scores: float32 scores of each set, [..., s, m].
@@ -100,13 +101,13 @@ def sum_values(
     dropout: dropout of the weights.
 
   Returns:
-    [..., s, e] in the type of the values.
+    Means [..., s, e] in the dtype of the values.
   """
-  # Exponentiate below the maximum of all sets.
+  # Find the maximum score of each query over all sets.
   tops = [s.max(-1, keepdims=True) for s in scores]
   top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
-  # Sum weights and values over all sets.
-  y: Any = 0  # Arrays from the first set on.
+  # Sum weights and weighted values over all sets.
+  y: Any = 0  # `y` and `total` are arrays after the first set.
   total: Any = 0
   for number, (score, v) in enumerate(zip(scores, values, strict=True)):
     weights = jnp.exp(score - top)

@@ -1,4 +1,4 @@
-"""Long convolutions of tokens with kernels that are sums of powers."""
+"""Long convolutions of tokens, by kernels that are sums of powers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from jaxformers.scan import Pair, times
 def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
   """Returns k_l = Re sum_j weight_j exp(l log_j) for l < n, [d, n].
 
-  l is i c + j: the powers of both parts are made apart, and joined by a
-  product, so that the memory grows as the root of n for each state.
+  Let l = i c + j. The powers of exponents i c and of exponents j are computed
+  separately and joined by a product, so the memory per state grows as sqrt(n).
 
   Args:
-    log, weight: pairs of [d, N].
+    log: logarithms of the bases, a pair of [d, N].
+    weight: weights of the powers, a pair of [d, N].
     n: length of the kernel.
   """
+  # Choose a power of two near sqrt(n) as c.
   chunk = 1 << max(((n - 1).bit_length() + 1) // 2, 0)
   count = -(-n // chunk)
   far_steps = jnp.arange(count, dtype=log.real.dtype) * chunk
   near_steps = jnp.arange(chunk, dtype=log.real.dtype)
   far, near = (_powers(log, steps) for steps in (far_steps, near_steps))
   far = times(Pair(*(part[..., None] for part in weight)), far)
-  # Re(x y) is one product over the real and imaginary parts of all states.
+  # Re sum_j x_j y_j, as one product over the real and imaginary parts.
   kernel = jnp.einsum(
     "dmi,dmj->dij",
     jnp.concatenate([far.real, -far.imag], 1),
@@ -36,7 +38,7 @@ def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
 
 
 def _powers(log: Pair, steps: jax.Array) -> Pair:
-  """Returns exp(steps log), a pair of [d, N, steps]."""
+  """Returns exp(steps log), a pair of [d, N, number of steps]."""
   return exponential(
     Pair(*(part[..., None] * steps[None, None] for part in log))
   )
@@ -45,19 +47,19 @@ def _powers(log: Pair, steps: jax.Array) -> Pair:
 def convolve(
   x: jax.Array, kernel: jax.Array, backward: jax.Array | None = None
 ) -> jax.Array:
-  """Returns y_t = sum_l k_l x_(t-l), plus sum_l k'_l x_(t+l), l from 0.
+  """Returns y_t = sum_l k_l x_(t-l) + sum_l k'_l x_(t+l), for l >= 0.
 
   Args:
-    x: [b, n, d], 0 at padding, which is at the end.
-    kernel: k, [d, n].
-    backward: k', [d, n]; None for none.
+    x: tokens, [b, n, d]; padding is 0 and at the end.
+    kernel: kernel k of earlier tokens, [d, n].
+    backward: kernel k' of later tokens, [d, n]; None to leave out its sum.
 
   Returns:
-    [b, n, d] in the type of x.
+    The outputs [b, n, d] in the dtype of x.
   """
   n = x.shape[1]
   size = 2 * n
-  # Transforms run along the last axis, where CPUs are fast.
+  # Transform along the last axis, which is faster on CPUs.
   spectrum = jnp.fft.rfft(jnp.swapaxes(x, 1, 2), size)
   spectrum = spectrum * jnp.fft.rfft(on_ring(kernel, backward))[None]
   y = jnp.fft.irfft(spectrum, size)[..., :n]
@@ -65,15 +67,16 @@ def convolve(
 
 
 def on_ring(kernel: jax.Array, backward: jax.Array | None = None) -> jax.Array:
-  """Returns kernels of n lags as one of a ring of 2 n, [d, 2 n].
+  """Returns the kernels of both directions as one circular kernel, [d, 2 n].
 
-  Lags below 0 are at the end of the ring, which is long enough for them. The
-  convolution of n tokens or fewer is a part of that of the ring, so its norm is
-  at most the greatest modulus of the ring's Fourier transform.
+  The negative lags of `backward` are at the end of the ring of 2 n places. A
+  convolution of at most n tokens is a part of the circular convolution, so its
+  norm is at most the greatest modulus of the Fourier transform of the ring.
 
   Args:
-    kernel, backward: as for `convolve`.
+    kernel, backward: kernels k and k' as in `convolve`.
   """
+  # Put lag l at place l, and lag -l at place 2 n - l.
   n = kernel.shape[1]
   ring = jnp.pad(kernel, ((0, 0), (0, n)))
   if backward is not None:
@@ -85,23 +88,27 @@ def on_ring(kernel: jax.Array, backward: jax.Array | None = None) -> jax.Array:
 def to_front(
   x: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  """Moves tokens before padding, which becomes 0: holes are no lags.
+  """Moves the tokens of each sample to the front, and sets padding to 0.
+
+  Masked positions between tokens then do not count as lags.
 
   Args:
-    x: [b, n, d].
-    mask: [b, n], True at tokens.
+    x: tokens, [b, n, d].
+    mask: bool [b, n], True at tokens.
 
   Returns:
-    The tokens of each sample in their order, [b, n, d]; and what `move_back`
-    needs: whether there is no hole, and the mask.
+    The tokens of each sample in their order, [b, n, d]; and the second argument
+    of `move_back`: a bool, True if the tokens of all samples are at the front
+    already, and the mask.
   """
   x = jnp.where(mask[..., None], x, 0)
+  # The tokens are at the front if no token follows a masked position.
   is_whole = (mask[:, 1:] <= mask[:, :-1]).all()
   return _reorder(x, mask, is_whole, back=False), (is_whole, mask)
 
 
 def move_back(y: jax.Array, moved: tuple[jax.Array, jax.Array]) -> jax.Array:
-  """Undoes `to_front` for y [b, n, d]."""
+  """Inverts `to_front`: moves tokens y [b, n, d] back to their positions."""
   is_whole, mask = moved
   return _reorder(y, mask, is_whole, back=True)
 
@@ -109,8 +116,9 @@ def move_back(y: jax.Array, moved: tuple[jax.Array, jax.Array]) -> jax.Array:
 def _reorder(
   x: jax.Array, mask: jax.Array, is_whole: jax.Array, *, back: bool
 ) -> jax.Array:
-  """Moves tokens [b, n, d] to the front or back, unless nothing moves."""
+  """Moves tokens [b, n, d] to the front, or back; skipped if `is_whole`."""
 
+  # A stable sort puts tokens before padding; sorting its result inverts it.
   def take(x: jax.Array) -> jax.Array:
     order = jnp.argsort(~mask, axis=1, stable=True)
     if back:

@@ -1,9 +1,9 @@
 """Attention with exponential weights, one block of queries at a time.
 
-It is exact, and its memory grows as n. A block has the weights of all its keys,
-so there is no running maximum. On one CPU, samples and heads take turns,
-because a product of two matrices is faster there than one with batch axes;
-elsewhere they are batch axes.
+The result is exact, and memory grows as n. A block of queries sees all its keys
+at once, so no running maximum is needed. On one CPU a loop runs over samples
+and heads, because a product of two matrices is faster there than a product with
+batch axes. On other devices samples and heads are batch axes.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
 CUDNN: Final = "cudnn"  # Implementation of JAX's attention on GPUs.
-HIDDEN = -1e4  # Added by cuDNN's path to scores of padding: exponentials of 0.
+HIDDEN = -1e4  # Added to scores of padding with cuDNN; its exponential is 0.
 
 
 class Form(NamedTuple):
-  """How weights follow from scores: by their exponentials.
+  """Options of the map from queries and keys to exponential weights.
 
   Attributes:
-    causal: True if token i sees tokens up to i alone.
-    normalize: True to divide by the sum over the visible keys: the softmax.
-      False for weights of at most 1: a positive score counts as 0.
-    scale: factor of q k.T, the scores.
+    causal: True if token i sees only tokens up to i.
+    normalize: True for the softmax: weights are divided by their sum over the
+      visible keys. False for exp(min(score, 0)).
+    scale: factor of q k.T in the scores.
     precision: precision of q k.T; None for the default.
   """
 
@@ -49,17 +49,23 @@ class Form(NamedTuple):
   precision: Any = None
 
   def scores(self, q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
-    """Returns float32 scores [..., s, m], the lowest number if not seen."""
+    """Returns float32 scores [..., s, m], the lowest number if masked."""
     return hide(dot(q, k, self.precision) * self.scale, seen)
 
   def top(self, scores: jax.Array) -> jax.Array:
-    """Returns what is subtracted from the scores, [..., s, 1]."""
+    """Returns the number to subtract from the scores of a query, [..., s, 1].
+
+    This is the maximum score for the softmax, and 0 without normalisation.
+    """
     if self.normalize:
       return jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     return jnp.zeros_like(scores[..., :1])
 
   def total(self, weights: jax.Array) -> jax.Array:
-    """Returns what the sums of the values are divided by, [..., s, 1]."""
+    """Returns the divisor of the weighted sum of the values, [..., s, 1].
+
+    This is the sum of the weights for the softmax, and 1 otherwise.
+    """
     if self.normalize:
       return row_sums(weights)
     return jnp.ones_like(weights[..., :1])
@@ -69,9 +75,9 @@ class Block(NamedTuple):
   """A block of queries.
 
   Attributes:
-    number: number of the block, int32; blocks of all samples and heads differ.
-    start: index of the first query, int32.
-    num_keys: number of keys that the block may see, from the first.
+    number: number of the block, int32, unique over all samples and heads.
+    start: index of the first query of the block, int32.
+    num_keys: the block may see the first `num_keys` keys.
   """
 
   number: jax.Array
@@ -93,7 +99,7 @@ def _split(x: jax.Array) -> jax.Array:
 
 
 def _merge(x: jax.Array, n: int) -> jax.Array:
-  """Undoes `_split`: blocks [blocks, ..., BLOCK, e] to tokens [..., n, e]."""
+  """Inverts `_split`: blocks [blocks, ..., BLOCK, e] to tokens [..., n, e]."""
   return merge(jnp.moveaxis(x, 0, -3), n)
 
 
@@ -105,26 +111,28 @@ def _scan_blocks(
   *,
   causal: bool,
 ) -> tuple[Any, Any]:
-  """Scans over blocks of queries, as `jax.lax.scan`.
+  """Scans over blocks of queries with `jax.lax.scan`.
 
   Args:
     step: function of a carry, a `Block` and the tokens of the block; returns
       the next carry and an output.
     carry: first carry.
-    tokens: arrays of all queries, [..., n, e] each.
-    turn: number of this scan among those of other samples and heads.
-    causal: True if queries of the first quarter need the first quarter of the
-      keys alone, and so on.
+    tokens: arrays of all queries, each [..., n, e].
+    turn: index of the sample and head of this scan; 0 if they are batch axes.
+    causal: True to scan each quarter of the queries separately, with only the
+      keys up to the end of the quarter.
 
   Returns:
     The last carry, and the outputs of all blocks, stacked.
   """
+  # Cut the queries into blocks, and the blocks into quarters if causal.
   n = tokens[0].shape[-2]
   blocks = -(-n // BLOCK)
   arrays = tuple(_split(x) for x in tokens)
   quarters = sorted({blocks * i // 4 for i in range(5)})
   outputs = []
   for first, last in itertools.pairwise(quarters if causal else (0, blocks)):
+    # Keys behind the quarter are not read.
     count = min(last * BLOCK, n)
 
     def body(carry: Any, args: Any, count: int = count) -> tuple[Any, Any]:
@@ -145,17 +153,20 @@ def _in_turn(
   v: jax.Array,
   mask: jax.Array,
 ) -> jax.Array:
-  """Calls `attend(turn, q, k, v, mask)` for every sample and head, or for all.
+  """Calls `attend(turn, q, k, v, mask)` once per sample and head on one CPU.
+
+  On other devices `attend` is called once, for all samples and heads.
 
   Args:
-    attend: function of arrays [..., n, e] and a mask [..., n].
-    q, k, v: [b, h, n, e].
-    mask: [b, n].
+    attend: function of a turn, arrays [..., n, e] and a mask [..., n].
+    q, k, v: queries, keys and values, [b, h, n, e].
+    mask: bool [b, n], True at tokens.
   """
   b, h, n, _ = q.shape
   mask = jnp.broadcast_to(mask[:, None], (b, h, n))
   if not on_one_cpu():
     return attend(0, q, k, v, mask)
+  # Loop over samples and heads, [b h, n, e].
   flat = [a.reshape(b * h, *a.shape[2:]) for a in (q, k, v, mask)]
   turns = (jnp.arange(b * h), *flat)
   return jax.lax.map(lambda turn: attend(*turn), turns).reshape(v.shape)
@@ -171,27 +182,27 @@ def attend(
 ) -> jax.Array:
   """Returns the sums of the values under exponential weights.
 
-  They are divided by the sums of the weights if `form` normalises.
-
-  The forward pass keeps the maximum and the sum of every row of scores, and the
-  backward pass computes the weights again from these.
+  The sums are divided by the sums of the weights if `form` normalises. The
+  forward pass stores the maximum and the sum of every row of weights, and the
+  backward pass recomputes the weights from these.
 
   Source: Dao et al. 2022, https://arxiv.org/abs/2205.14135, algorithms 2 and 4
-  of appendix B, by blocks of queries alone.
+  of appendix B, with blocks of queries only.
 
   Args:
-    q, k, v: [b, h, n, e].
-    mask: [b, n], True at tokens.
+    q, k, v: queries, keys and values, [b, h, n, e].
+    mask: bool [b, n], True at tokens.
     dropout: dropout of the weights.
-    form: form of the weights.
+    form: options of the weights.
 
   Returns:
-    [b, h, n, e] in the type of v. A query that sees nothing gets uniform
-    weights if they are normalised, and none otherwise.
+    The outputs [b, h, n, e] in the dtype of v. The weights of a query that sees
+    no key are uniform if they are normalised, and 0 otherwise.
   """
   if _cudnn_takes(q, k, v, dropout, form):
     return _by_cudnn(q, k, v, mask, form)
-  if q.shape[2] <= BLOCK:  # One block: there is nothing to compute again.
+  # With a single block, JAX's gradient needs no more memory.
+  if q.shape[2] <= BLOCK:
     scores = form.scores(q, k, seen_keys(mask, form.causal))
     weights = exp_below_one(scores - form.top(scores))
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
@@ -206,7 +217,7 @@ def attend(
 def _cudnn_takes(
   q: jax.Array, k: jax.Array, v: jax.Array, dropout: Dropout, form: Form
 ) -> bool:
-  """Returns True if cuDNN's attention can compute these heads, and fast."""
+  """Returns True if cuDNN supports these heads and is faster."""
   e = q.shape[-1]
   return (
     on_one_gpu(8.0)
@@ -223,14 +234,17 @@ def _cudnn_takes(
 def _by_cudnn(
   q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, form: Form
 ) -> jax.Array:
-  """Returns `attend` by cuDNN, whose memory grows as n, too.
+  """Computes `attend` by cuDNN; memory grows as n.
 
-  cuDNN would read a mask as an array n x n. Here the mask is a channel of the
-  keys, which lowers the scores of padding; cuDNN wants a multiple of 8. A query
-  that sees nothing weighs all keys by their scores.
+  cuDNN would read a mask as an array n x n. Here the mask is an added channel
+  of the keys, which lowers the scores of padding. Eight channels are added,
+  since cuDNN needs a multiple of 8. A query that sees no token weighs all keys
+  by their scores.
   """
+  # Add the channels and move the heads, [b, n, h, e + 8].
   padding = [(0, 0)] * 3 + [(0, 8)]
   q, k, v = (jnp.swapaxes(jnp.pad(a, padding), 1, 2) for a in (q, k, v))
+  # Write 1 to the queries' channel, and the mask to the keys' channel.
   e = v.shape[-1] - 8
   q = q.at[..., e].set(1)
   lowered = jnp.where(mask, 0, HIDDEN / form.scale).astype(k.dtype)
@@ -243,7 +257,7 @@ def _by_cudnn(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(form: Form, *args: Any) -> jax.Array:
-  """Returns the sums of v for all queries, [..., n, e] in the type of v."""
+  """Returns the weighted sums of v, [..., n, e] in the dtype of v."""
   return _forward(form, *args)[0]
 
 
@@ -259,7 +273,7 @@ def _forward(
   def step(_: None, block: Block, q: jax.Array) -> tuple[None, Any]:
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
     scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
-    # Exponentiate below the maximum; divide the sums instead of the weights.
+    # Subtract the maximum; divide the sums instead of the weights.
     top = form.top(scores)
     weights = exp_below_one(scores - top)
     inverse = 1 / form.total(weights)
@@ -274,7 +288,7 @@ def _forward(
 
 def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
   """Returns weights [..., s, m] times v [..., m, e], float32 [..., s, e]."""
-  # Values come first: so no gradient needs a transposed copy of the weights.
+  # With the values first, no gradient needs a transposed copy of the weights.
   y = jnp.einsum(
     "...me,...sm->...es",
     v,
@@ -287,7 +301,7 @@ def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
 def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   turn, dropout, q, k, v, mask, y, top, inverse = kept
   n = q.shape[-2]
-  # The sum over the keys of weight times gradient, which a softmax subtracts.
+  # The softmax's gradient is w_ij (dw_ij - sum_k w_ik dw_ik); the sum is g . y.
   mean = (g.astype(top.dtype) * y).sum(-1, keepdims=True)
   mean = mean if form.normalize else jnp.zeros_like(mean)
 
@@ -298,7 +312,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     (dk, dv), (q, g, mean, top, inverse) = carry, rows
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
-    # Compute the weights again.
+    # Recompute the weights.
     scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
     weights = exp_below_one(scores - top) * inverse
     drop = dropout.fold(block.number)
@@ -306,17 +320,18 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     # Pass the gradient back through values, dropout and exponential.
     slopes = drop(dot(g, values))
     slopes = (weights * (slopes - mean) * form.scale).astype(q.dtype)
-    # Queries come first: so the weights need no transposed copy.
+    # Add to the gradients of keys and values. With the queries first, the
+    # weights need no transposed copy.
     later = [(0, 0)] * (dk.ndim - 1) + [(0, n - block.num_keys)]
     dk = dk + jnp.pad(_across(q, slopes), later)
     dv = dv + jnp.pad(_across(g, dropped), later)
     return (dk, dv), jnp.matmul(slopes, keys)
 
+  # Scan over the blocks; gradients of keys and values are the carry, [e, n].
   start = tuple(
     jnp.zeros((*a.shape[:-2], a.shape[-1], n), top.dtype) for a in (k, v)
   )
-  # All rows of padded queries are 0, and so are their gradients g: they add
-  # nothing.
+  # Padded queries add nothing, since their rows and their gradients g are 0.
   rows = (q, g, mean, top, inverse)
   (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
@@ -331,7 +346,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
 
 
 def _across(a: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns a.T [..., e, s] times weights [..., s, m] -> [..., e, m]."""
+  """Returns the product of a.T [..., e, s] and weights [..., s, m]."""
   return jnp.einsum(
     "...se,...sm->...em",
     a,

@@ -1,4 +1,4 @@
-"""Informer: selected queries attend, and the others take the mean value."""
+"""Informer: selected queries attend, and the others get the mean value."""
 
 from __future__ import annotations
 
@@ -37,31 +37,32 @@ def informer(
   """ProbSparse attention: softmax rows for u queries, the mean of v elsewhere.
 
   The sparsity measure of a query is the maximum minus the mean of
-  q . k / sqrt(e) over sampled keys. The u = `num_queries` queries of greatest
-  measure attend to all tokens. For every query `num_samples` keys are drawn
-  with replacement. Both counts are ceil(factor ln max_len) if they are 0.
+  q . k / sqrt(e) over sampled keys: for every query `num_samples` keys are
+  drawn with replacement. The u = `num_queries` queries of greatest measure
+  attend to all tokens. A count of 0 stands for ceil(factor ln max_len).
 
   Source: Zhou et al. 2021, https://arxiv.org/abs/2012.07436, equations 2 to 4
   and algorithm 1. Equals softmax attention with u = n. Differs from their code
-  and Skyformer's: padding is neither key nor query, and not in the mean; the
-  measure takes the mean over the samples, there their sum over n; counts follow
-  max_len, so that padding changes nothing; evaluation always draws the same
-  samples. No causal form: the choice of queries sees all tokens.
+  and Skyformer's: keys, queries and the mean exclude padding; the
+  measure subtracts the mean over the samples, not their sum divided by n; the
+  counts depend on max_len, so that padding changes nothing; evaluation always
+  draws the same samples. No causal form: the choice of queries sees all tokens.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
-  `draw` gives "samples": [max_len, num_samples] in [0, 1), a fraction of the
-  tokens.
+  `draw` returns "samples", [max_len, num_samples] in [0, 1): the sampled keys
+  as fractions of the number of tokens.
   """
   if factor <= 0 or num_queries < 0 or num_samples < 0:
     raise UserError(
       f"factor={factor}, num_queries={num_queries}, num_samples={num_samples}: "
-      "give a positive factor, and counts of 0 (for the factor) or more."
+      "give a positive factor, and counts of 0 (to use the factor) or more."
     )
   if num_queries > max_len:
     raise UserError(
       f"num_queries={num_queries} is above max_len={max_len}: give a smaller "
       "number."
     )
+  # Resolve the counts, and draw the samples.
   n, default = mask.shape[1], math.ceil(factor * math.log(max_len))
   count = min(num_queries or max(1, default), n)
   shape = (max_len, num_samples or max(1, default))
@@ -93,7 +94,7 @@ def _sampled_keys(mask: jax.Array, place: jax.Array) -> jax.Array:
     place: fractions of the tokens in [0, 1), [n, samples].
   """
   rank = ranks(place[None], mask.sum(1)[:, None, None])
-  # Token i takes row i of the samples, wherever padding stands between tokens.
+  # Token i takes row i of the samples; padding between tokens does not count.
   row = jnp.maximum(jnp.cumsum(mask, 1) - 1, 0)
   rank = jnp.take_along_axis(rank, row[..., None], 1)
   return jnp.take_along_axis(tokens_first(mask)[:, None], rank, 2)
@@ -102,8 +103,8 @@ def _sampled_keys(mask: jax.Array, place: jax.Array) -> jax.Array:
 def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
   """Returns max_s q . k_s - mean_s q . k_s over sampled keys, f32 [b, h, n].
 
-  Loops over the samples: an array [n, samples, e] would be the largest of the
-  model.
+  Loops over the samples, since an array [n, samples, e] would be the largest
+  array of the model.
 
   Args:
     q, k: queries and keys, [b, h, n, e].
@@ -111,6 +112,7 @@ def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
   """
   q, k = wide(q), wide(k)
 
+  # The carry is the maximum and the sum over the samples so far.
   def add(
     past: tuple[jax.Array, jax.Array], index: jax.Array
   ) -> tuple[tuple[jax.Array, jax.Array], None]:

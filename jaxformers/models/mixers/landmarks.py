@@ -1,6 +1,6 @@
 """Landmarks among the tokens of a sample, and the inverse of their kernel.
 
-A helper of nystromformer, skyformer and informer.
+The mixers nystromformer, skyformer and informer use these functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INVERSE_INITS = ("sample", "batch")
 
 
 def tokens_first(mask: jax.Array) -> jax.Array:
-  """Returns the positions of the tokens in order, then of padding: [b, n]."""
+  """Returns positions that list tokens in order, then padding, int32 [b, n]."""
   return jnp.argsort(~mask, axis=1, stable=True)
 
 
@@ -28,25 +28,25 @@ def ranks(place: jax.Array, total: jax.Array) -> jax.Array:
 
   Args:
     place: fractions in [0, 1).
-    total: number of tokens of each sample, in a shape that broadcasts; 0 gives
-      rank 0.
+    total: number of tokens of each sample, in a shape that broadcasts with
+      `place`; a sample without tokens gets rank 0.
   """
   rank = jnp.floor(place * total.astype(place.dtype)).astype(total.dtype)
   return jnp.minimum(rank, jnp.maximum(total - 1, 0))
 
 
 def segments(mask: jax.Array, count: int, dtype: Any) -> jax.Array:
-  """Returns the weights of the means of equal runs of tokens, [b, count, n].
+  """Returns weights that average equal runs of tokens, [b, count, n].
 
-  Token r of t belongs to run floor(r count / t). With fewer tokens than runs
-  every token is a run, and the rows of empty runs are 0.
+  Token r of t belongs to run floor(r count / t). If there are fewer tokens than
+  runs, every token is a run, and the rows of the empty runs are 0.
   """
   # Number the tokens, and assign each to a run.
   total = mask.sum(1, keepdims=True)
   rank = jnp.cumsum(mask, 1) - 1
   runs = jnp.minimum(total, count)
   run = rank * runs // jnp.maximum(total, 1)
-  # Weigh every token of a run alike.
+  # Give the tokens of a run equal weights with the sum 1.
   inside = (run[:, None] == jnp.arange(count)[None, :, None]) & mask[:, None]
   inside = inside.astype(dtype)
   return inside / jnp.maximum(inside.sum(-1, keepdims=True), 1)
@@ -58,22 +58,22 @@ def iterative_inverse(
   """Approximates the pseudo-inverse of a [b, h, m, m] by matrix products.
 
   Iterates Z <- Z (13 - A Z (15 - A Z (7 - A Z))) / 4 from
-  Z = A.T / (|A|_1 |A|_inf). Six steps, the papers' number, do not yet invert
-  large kernels.
+  Z = A.T / (|A|_1 |A|_inf). The papers take six steps, which are too few to
+  invert large kernels.
 
   Source: Xiong et al. 2021 (Nystromformer), https://arxiv.org/abs/2102.03902,
   equation 11.
 
   Args:
-    a: float32, without negative entries; rows and columns of 0 stay 0.
+    a: float32 matrices without negative entries; rows and columns of 0 stay 0.
     steps: number of iterations.
-    init: "sample" scales each matrix by its own norms; "batch" scales all by
-      the greatest column sum in the batch, as the released codes do for
-      matrices whose rows sum to at most 1. A result then depends on the batch
-      mates.
+    init: "sample" scales each matrix by its own norms. "batch" scales all
+      matrices by the greatest column sum in the batch, as the reference
+      implementations do for matrices whose rows sum to at most 1; the result of
+      a sample then depends on the rest of its batch.
 
   Raises:
-    UserError: for less than one step or an unknown init.
+    UserError: if `steps` is below 1 or `init` is unknown.
   """
   choose("inverse_init", init, INVERSE_INITS)
   if steps < 1:

@@ -24,19 +24,19 @@ def by_features(
   causal: bool,
   cache: Cache | None = None,
 ) -> jax.Array:
-  """Returns sum_j (q_i . k_j) v_j / sum_j (q_i . k_j), or 0 if the sum is 0.
+  """Returns sum_j (q_i . k_j) v_j / sum_j (q_i . k_j), with 0 / 0 = 0.
 
-  j runs over all tokens, or up to i if causal.
+  j runs over all tokens, or over the tokens up to i if causal.
 
   Args:
     q, k: features of queries and keys, float32 [b, h, n, f], not negative; k is
       0 at padding.
     v: values [b, h, n, e].
     causal: True for sums up to i.
-    cache: holds the sums over earlier tokens; None if there are none.
+    cache: cache with the sums over earlier tokens; None if not decoding.
 
   Returns:
-    [b, h, n, e] in the type of v.
+    The outputs [b, h, n, e] in the dtype of v.
   """
   dtype, v = v.dtype, wide(v)
   if causal:
@@ -61,10 +61,14 @@ def by_features(
 def _earlier_sums(
   q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache
 ) -> jax.Array:
-  """Returns the sums over the tokens of a cache, and adds the new ones."""
+  """Returns q_i . sum_j k_j v_j over the cached tokens, [b, h, n, e].
+
+  Adds the new tokens to the cached sums.
+  """
   past = cache.recall("sums")
   if past is None:
     past = jnp.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), v.dtype)
+  # The cached sums are sum_j k_j v_j^T, [b, h, f, e].
   cache.remember("sums", past + jnp.einsum("bhnf,bhne->bhfe", k, v))
   return jnp.einsum("bhnf,bhfe->bhne", q, past)
 
@@ -77,16 +81,17 @@ def sums(
   Args:
     q, k: features of queries and keys, float32 [b, h, n, f]; k is 0 at padding.
     v: values, float32 [b, h, n, e].
-    causal: True for sums up to i. They are computed in chunks, so that the
-      backward pass keeps the sums once per chunk and not once per token.
+    causal: True for sums up to i. Causal sums are computed in chunks, so that
+      the backward pass stores one set of sums per chunk, not one per token.
   """
-  # Causal sums need a loop; others are two products.
+  # Causal sums need a loop; the other sums are two products.
   if causal:
     return _causal(q, k, v)[:, :, : q.shape[2]]
   return jnp.einsum("bhnf,bhfe->bhne", q, jnp.einsum("bhnf,bhne->bhfe", k, v))
 
 
 def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  # Cut the tokens into chunks, [chunks, b, h, CHUNK, f or e].
   q, k, v = (jnp.moveaxis(split(a, CHUNK), 2, 0) for a in (q, k, v))
 
   @jax.checkpoint
@@ -94,7 +99,7 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     past: jax.Array, part: tuple[jax.Array, ...]
   ) -> tuple[jax.Array, jax.Array]:
     q, k, v = part
-    # Sum over earlier tokens of the chunk, then over the chunks before.
+    # Sum over the tokens of the chunk up to i, then over the earlier chunks.
     inside = jnp.einsum("bhnf,bhmf->bhnm", q, k)
     inside = jnp.where(earlier(CHUNK)[None, None], inside, 0)
     y = jnp.einsum("bhnm,bhme->bhne", inside, v)
@@ -109,7 +114,7 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def elu_and_one(x: jax.Array) -> jax.Array:
-  """Returns elu(x) + 1; exact below 0, where the sum would lose digits."""
+  """Returns elu(x) + 1, computed without the sum below 0 to keep all digits."""
   return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
@@ -117,14 +122,14 @@ def _features(
   q: jax.Array, k: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   q, k = (elu_and_one(wide(a)) for a in (q, k))
-  # A key of 0 has no weight, so padding adds nothing.
+  # Set padded keys to 0, which gives them the weight 0.
   return q, jnp.where(mask[:, None, :, None], k, 0)
 
 
 def step(
   q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache
 ) -> jax.Array:
-  """Causal `linear` of new tokens, with the sums over earlier ones."""
+  """Computes causal `linear` of new tokens with cached sums of earlier ones."""
   features = _features(q, k, cache.mask)
   return by_features(*features, v, causal=True, cache=cache)
 

@@ -1,4 +1,4 @@
-"""Linearized attention: no softmax and no normalisation, a polynomial."""
+"""Linearized attention: a polynomial, without softmax and normalisation."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def linearized(
   # Sum in float32: the terms grow as a polynomial of the input.
   dtype = v.dtype
   q, k, v = (wide(a) for a in (q, k, v))
-  # A key of 0 has no score, so padding adds nothing.
+  # Set padded keys to 0, which gives them the weight 0.
   k = jnp.where(mask[:, None, :, None], k, 0)
   return (scale * sums(q, k, v, causal=causal)).astype(dtype)

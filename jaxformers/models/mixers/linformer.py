@@ -39,16 +39,16 @@ def linformer(
   """Softmax attention to projected keys: softmax(q (E k).T / sqrt(e)) F v.
 
   Each head has its own E and F, [rank, max_len]. `share_heads` gives all heads
-  one E and one F, and `share_key_value` sets E = F. Entries start normal with
-  variance 1 / rank. Without `train_projection` they are drawn and not trained.
+  one E and one F, and `share_key_value` sets E = F. Entries are drawn from a
+  normal distribution of variance 1 / rank, and trained with `train_projection`.
 
   Source: Wang et al. 2020, https://arxiv.org/abs/2006.04768, equation 7 and
   section 4. Equals softmax attention with rank n and E = F = I. Differs from
-  Skyformer's code: there E = F in each head, with standard deviation 0.02, and
-  on a GPU neither trained nor saved (`share_key_value` without
-  `train_projection` gives this but for the deviation). Differs from LRA's,
-  which shares one E and projects the padding, too; here padding is 0. No causal
-  form: E mixes past and future.
+  Skyformer's code, where E = F in each head, with standard deviation 0.02, and
+  on a GPU E is neither trained nor saved; `share_key_value` without
+  `train_projection` gives the same, except for the deviation. Differs from
+  LRA's code, which shares one E and also projects the padding; here padding is
+  0. No causal form: E mixes past and future.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
@@ -56,7 +56,7 @@ def linformer(
     raise UserError(
       f"rank={rank} is not in 1 to max_len={max_len}: choose a smaller rank."
     )
-  # Make E and F for max_len positions; shorter sequences use a part.
+  # Create E and F for max_len positions; shorter sequences use a part of them.
   n = mask.shape[1]
   shape: tuple[int, ...] = (rank, max_len)
   if not share_heads:
@@ -68,7 +68,7 @@ def linformer(
       return param(name, init, shape)
     return draw(name, lambda key: init(key, shape))
 
-  # Project keys and values from n tokens to `rank`, padding set to 0.
+  # Set padding to 0, then project keys and values from n tokens to `rank`.
   to_keys = projection("project_keys")
   to_values = to_keys if share_key_value else projection("project_values")
   axes = "mn" if share_heads else "hmn"
@@ -80,5 +80,5 @@ def linformer(
     )
     for matrix, a in ((to_keys, k), (to_values, v))
   )
-  # Attend to the projected keys, of which none is padding.
+  # Attend to the projected keys, none of which is padding.
   return sum_values([dot(q, k) * q.shape[-1] ** -0.5], [v], dropout)

@@ -39,7 +39,7 @@ def local(
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  # Mask padding, and with causal later tokens of the block.
+  # Mask padding and, if causal, later tokens of the block.
   size = check_size("block_size", block_size)
   seen = split(mask, size, 1)[:, None, :, None]  # [b, 1, B, 1, s]
   if causal:

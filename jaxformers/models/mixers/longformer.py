@@ -40,9 +40,10 @@ def longformer(
 ) -> jax.Array:
   """Softmax attention to window / 2 tokens on each side and to global tokens.
 
-  The first `num_global` positions (with 1: the class token, if there is one)
-  are global: all tokens see them, and they see all tokens, through separate
-  projections. `causal` leaves out the right half of the window.
+  The first `num_global` positions are global; with num_global=1 this is the
+  class token, if there is one. All tokens see the global tokens, and the global
+  tokens see all tokens through separate projections. `causal` leaves out the
+  right half of the window.
 
   Source: Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, section 3.1,
   where the window is 512. Equals softmax attention when the window covers all
@@ -53,8 +54,8 @@ def longformer(
   """
   if window < 2 or window % 2:
     raise UserError(
-      f"window={window}: half of it lies on each side; give an even number of "
-      "at least 2."
+      f"window={window}: half of the window lies on each side of a token. Give "
+      "an even number of at least 2."
     )
   if num_global < 0:
     raise UserError(f"num_global={num_global} is negative: give 0 or more.")
@@ -62,12 +63,12 @@ def longformer(
   y = _attend_locally(q, k, v, mask, dropout, window // 2, g, causal)
   if not num_global:
     return y
-  # Replace the rows of the global tokens, which see all.
+  # Replace the rows of the global tokens, which see all tokens.
   q, k, v = (project(f"{name}_global") for name in ("query", "key", "value"))
   seen = mask[:, None, None]
   if causal:
     seen = seen & earlier(g, mask.shape[1])[None, None]
-  # The window and its global keys have folded 0 and 1.
+  # The local attention has folded the dropout key with 0 and 1.
   rows = attend_to(q[:, :, :g], [Keys(k, v, seen)], dropout.fold(2))
   return jnp.concatenate([rows, y[:, :, g:]], 2)
 
@@ -87,7 +88,7 @@ def _attend_locally(
   # See the tokens of the window that are not global.
   band = split(mask & (jnp.arange(n) >= g)[None], size, 1)
   band = neighbours(band, 1, 1, 1)[:, None, :, None]
-  # offset is the position of a key minus that of its query.
+  # offset is the position of a key minus the position of its query.
   offset = jnp.arange(3 * size)[None] - size - jnp.arange(size)[:, None]
   near = (offset >= -size) & (offset <= (0 if causal else size))
   near_k, near_v = (neighbours(split(a, size), 1, 1, 2) for a in (k, v))

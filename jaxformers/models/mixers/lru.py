@@ -1,4 +1,4 @@
-"""The Linear Recurrent Unit: a diagonal recurrence on a ring."""
+"""The Linear Recurrent Unit: a diagonal recurrence, eigenvalues on a ring."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ MODELS.register("lru")(
 class LRU(Recurrence):
   """The Linear Recurrent Unit: h_t = lambda h_(t-1) + e^g B x_t, gated.
 
-  y_t = Re(C h_t) + D x_t goes through the gate. lambda = exp(-e^nu + i e^theta)
-  has |lambda| < 1 and starts uniformly on the ring from r_min to r_max; g
-  starts at log sqrt(1 - |lambda|^2). Parameters have the names and shapes of
-  minimal-LRU, the code of N. Zucchet, which reads in one direction; here C has
-  columns for both directions where there are two.
+  The gate is applied to y_t = Re(C h_t) + D x_t. The eigenvalues
+  lambda = exp(-e^nu + i e^theta) satisfy |lambda| < 1. They start uniformly on
+  the ring from r_min to r_max; g starts at log sqrt(1 - |lambda|^2). Parameters
+  have the names and shapes of minimal-LRU, the code of N. Zucchet, which reads
+  in one direction. With two directions, C has columns for both here.
 
   Source: Orvieto et al. 2023, https://arxiv.org/abs/2303.06349, section 3 and
   appendix A.
 
   Attributes:
-    state_size: number N of complex states of a direction.
+    state_size: number N of complex states per direction.
     r_min, r_max: radii of the ring, 0 <= r_min < r_max <= 1.
-    max_phase: greatest angle of an eigenvalue at the start.
+    max_phase: greatest initial angle of an eigenvalue.
     causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
@@ -64,7 +64,8 @@ class LRU(Recurrence):
   max_phase: Scale = 2 * math.pi
 
   def system(self, d: int) -> System:
-    """Returns the system of d channels, whose parameters it makes."""
+    """Creates the parameters and returns the system of d channels."""
+    # lambda from nu and theta.
     n = self.state_size
     columns = n if self.causal else 2 * n
     nu = self.param("nu_log", self._init_nu, (n,))
@@ -75,6 +76,7 @@ class LRU(Recurrence):
       return jnp.log(-jnp.expm1(-2 * jnp.exp(nu))) / 2
 
     gamma = self.param("gamma_log", init_gamma)
+    # B [n, d] and C [d, n], or [d, 2 n] for both directions.
     normal = nn.initializers.normal
     b_real, b_imag = (
       self.param(name, normal((2 * d) ** -0.5), (n, d))
@@ -84,6 +86,7 @@ class LRU(Recurrence):
       self.param(name, normal(n**-0.5), (d, columns))
       for name in ("C_re", "C_im")
     )
+    # Scale the input by e^g.
     scale = jnp.exp(gamma)[None]
     return System(
       exponential(Pair(-jnp.exp(nu), jnp.exp(theta))),
@@ -98,13 +101,14 @@ class LRU(Recurrence):
         f"r_min={self.r_min} and r_max={self.r_max} are not radii of a ring: "
         "give 0 <= r_min < r_max <= 1."
       )
-    # Uniform in the area of the ring; not 0, whose logarithm is infinite.
+    # Draw |lambda|^2 uniformly in area; exclude 0 and 1, where nu is infinite.
     low, high = self.r_min**2, self.r_max**2
     square = jax.random.uniform(key, shape, minval=low, maxval=high)
     square = jnp.clip(square, jnp.finfo(square.dtype).tiny, 1 - 1e-7)
     return jnp.log(-jnp.log(square) / 2)
 
   def _init_theta(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    # Draw angles above 0, whose logarithm would be infinite.
     tiny = jnp.finfo(jnp.float32).tiny
     share = jax.random.uniform(key, shape, minval=tiny)
     return jnp.log(self.max_phase * share)

@@ -37,33 +37,33 @@ MODELS.register("mamba")(
 )
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
-SMALLEST_STEP = 1e-4  # At the start.
+SMALLEST_STEP = 1e-4  # Lower bound of the initial steps.
 PART = 128  # Tokens whose states are in memory at a time.
 
 
 @MIXERS.register("mamba")
 class Mamba(nn.Module):
-  """Mamba: a state-space model of each channel whose step, B and C are gated.
+  """Mamba: a state-space model per channel; its step, B and C depend on tokens.
 
   h_t = exp(D_t A) h_(t-1) + D_t B_t u_t, y_t = (C_t h_t + D u_t) SiLU(z_t), for
-  u = SiLU(conv(U x)) and D_t = softplus(W V u_t + b). Memory is that of the
-  states of `PART` tokens; the backward pass computes them again.
+  u = SiLU(conv(U x)) and D_t = softplus(W V u_t + b). The states of only `PART`
+  tokens are in memory at a time; the backward pass recomputes them.
 
   Source: Gu and Dao 2023, https://arxiv.org/abs/2312.00752, algorithm 2 and
-  section 3.4. It is for language models; on Long Range Arena others report
-  66.6 on average, and this package has it as a reference.
+  section 3.4. Mamba was designed for language models. It is here as a
+  reference; others report an average of 66.6 on Long Range Arena.
 
   Attributes:
-    state_size: number N of states of a channel.
-    expansion: channels of the recurrence are this times d.
+    state_size: number N of states per channel.
+    expansion: ratio of the channels of the recurrence to d.
     step_rank: rank of the map to steps; 0 for d / 16, rounded up.
-    step_min, step_max: steps start log-uniformly between these.
+    step_min, step_max: range of the initial steps, drawn log-uniformly.
     causal: True, the only form.
     dtype: compute type; parameters and recurrence are float32.
   """
 
   kinds: ClassVar[dict[str, str]] = {"A_log": EIGENVALUES}
-  has_step: ClassVar[bool] = True  # It goes on from a cache.
+  has_step: ClassVar[bool] = True  # Decoding continues from a cache.
 
   state_size: Size = 16
   expansion: SmallCount = 2
@@ -81,11 +81,14 @@ class Mamba(nn.Module):
     check_only_causal("mamba", causal=self.causal)
     d = x.shape[-1]
     inner = self.expansion * d
+    # Move the tokens before the padding.
     x, moved = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
     mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    # Map to the inputs u of the recurrence and the gate z.
     both = dense(x, 2 * inner, "input", use_bias=False, dtype=self.dtype)
     u, z = both[..., :inner], both[..., inner:]
+    # Convolve, run the recurrence, apply the gate, and map back to d channels.
     u = nn.silu(short_convolution(self, u, lengths, CONV_WIDTH))
     y = self._select(u, mask, d) * nn.silu(z)
     y = dense(y, d, "output", use_bias=False, dtype=self.dtype)
@@ -93,6 +96,7 @@ class Mamba(nn.Module):
 
   def _select(self, u: jax.Array, mask: jax.Array, d: int) -> jax.Array:
     """Returns the outputs of the recurrence, [b, n, inner]."""
+    # Map each token to the low-rank step, B_t and C_t.
     n, inner = u.shape[1:]
     size, rank = self.state_size, self.step_rank or -(-d // 16)
     gates = dense(u, rank + 2 * size, "gates", use_bias=False, dtype=self.dtype)
@@ -101,6 +105,7 @@ class Mamba(nn.Module):
       limit = rank**-0.5
       return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
 
+    # D_t = softplus(W V u_t + b), [b, n, inner].
     kernel = self.param("step", init, (rank, inner))
     bias = self.param("step_bias", self._init_bias, (inner,))
     step = wide(product(gates[..., :rank], kernel.astype(u.dtype)))
@@ -109,6 +114,7 @@ class Mamba(nn.Module):
     def init_a(_: jax.Array) -> jax.Array:
       return jnp.tile(jnp.log(jnp.arange(1.0, size + 1)), (inner, 1))
 
+    # A is real and negative, [inner, size].
     a = -jnp.exp(self.param("A_log", init_a)).astype(step.dtype)
     state = recall(self, "state")
     if state is None:
@@ -116,6 +122,7 @@ class Mamba(nn.Module):
     b, c = gates[..., rank : rank + size], gates[..., rank + size :]
     arrays = (wide(u), step, wide(b), wide(c), mask[..., None])
 
+    # Run the recurrence over one part of the tokens.
     @jax.checkpoint
     def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
       u, step, b, c, mask = part
@@ -127,17 +134,19 @@ class Mamba(nn.Module):
       )
       return last, jnp.einsum("bnds,bns->bnd", states, c)
 
-    # Tokens that fill up the last part are masked: they are no steps.
+    # Scan over the parts; the tokens that pad the last part are masked.
     length = min(PART, n)
     parts = [jnp.moveaxis(split(array, length, 1), 1, 0) for array in arrays]
     state, y = jax.lax.scan(run_part, state, tuple(parts))
     remember(self, "state", state)
+    # Join the parts, and add D u_t.
     y = jnp.moveaxis(y, 0, 1).reshape(u.shape[0], -1, inner)[:, :n]
     skip = self.param("D", nn.initializers.ones, (inner,)).astype(y.dtype)
     return (y + skip[None, None] * wide(u)).astype(u.dtype)
 
   def _init_bias(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws b with softplus(b) log-uniform between the steps."""
+    """Draws b so that softplus(b) is log-uniform from step_min to step_max."""
     log = log_uniform(self.step_min, self.step_max)(key, shape)
     step = jnp.maximum(jnp.exp(log), SMALLEST_STEP)
+    # Inverse of softplus: log(exp(step) - 1).
     return step + jnp.log(-jnp.expm1(-step))

@@ -49,19 +49,19 @@ MODELS.register("mega")(
 )
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
-START = 0.02  # Standard deviation of kernels and biases at the start.
+START = 0.02  # Initial standard deviation of kernels and biases.
 BIASES = ("simple", "rotary")
-# Mean and deviation of the Laplace function, which is near squared ReLU.
+# Mean and deviation of the Laplace function, which approximates squared ReLU.
 MEAN, DEVIATION = math.sqrt(0.5), math.sqrt(0.25 / math.pi)
 
 
 class Head(NamedTuple):
-  """Queries, keys and values of one head, and which tokens count.
+  """Queries, keys, values and mask of one head.
 
   Attributes:
     q, k: queries and keys, [b, n, z].
     v: values, [b, n, v].
-    mask: [b, n], True at tokens.
+    mask: bool [b, n], True at tokens.
   """
 
   q: jax.Array
@@ -71,16 +71,16 @@ class Head(NamedTuple):
 
 
 def softmax_weights(scores: jax.Array, seen: jax.Array) -> jax.Array:
-  """Returns the softmax of scores over the keys that are seen."""
+  """Returns the softmax of the scores over the visible keys."""
   return jax.nn.softmax(hide(scores, seen), -1)
 
 
 def laplace_weights(scores: jax.Array, seen: jax.Array) -> jax.Array:
-  """Returns (1 + erf((s - m) / (sqrt 2 d))) / 2, and 0 at keys not seen.
+  """Returns (1 + erf((s - m) / (sqrt 2 d))) / 2, and 0 at masked keys.
 
   Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, equation 17. Differs
-  from the authors' code: m and d are exact here, and have six digits there
-  (0.707107 and 0.282095), which moves weights by 1e-6.
+  from the authors' code, where m and d have six digits (0.707107 and 0.282095);
+  here they are exact, which changes weights by 1e-6.
   """
   standard = (scores - MEAN) / (math.sqrt(2) * DEVIATION)
   return jnp.where(seen, (1 + jax.lax.erf(standard)) / 2, 0)
@@ -94,27 +94,29 @@ WEIGHTS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 @MIXERS.register("mega")
 class Mega(nn.Module):
-  """Mega: u (h - x), h of gated attention over a damped moving average.
+  """Mega: u (h - x), with h from gated attention over a damped moving average.
 
   X' = SiLU(EMA(x)); Z = SiLU(X' Wz); queries and keys are Z, scaled and shifted
-  by channels; V = SiLU(x Wv); O = weights V; with gates r and u of X',
+  by channels; V = SiLU(x Wv); O = weights V; with gates r and u from X',
   h = SiLU(X' Wh + (r * O) Uh + b). The block adds the result to x. The moving
-  average has `state_size` real states for each channel, and in both directions
-  the present token counts twice, as in the authors' code. Time grows as n^2
-  (as n with `attention_chunk`), and memory as n.
+  average has `state_size` real states per channel. With both directions, the
+  present token counts twice, as in the authors' code. Time grows as n^2 (as n
+  with `attention_chunk`), and memory as n.
 
   Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, section 3.
 
   Attributes:
-    state_size: states of the moving average of a channel.
+    state_size: number of states of the moving average per channel.
     query_dim: width z of queries and keys.
     value_dim: width v of values; 0 for 2 d.
-    weights: "softmax", or "laplace" of scores over the number of visible keys.
-    bias: "simple", a learned bias for every distance, or "rotary".
-    attention_chunk: tokens see those of their chunk of this size alone
-      (Mega-chunk); 0 for all.
-    truncation: lags of the moving average's kernel; 0 for all.
-    causal: True to read earlier tokens alone; False for both directions.
+    weights: "softmax", or "laplace", which first divides the scores by the
+      number of visible keys.
+    bias: "simple" for a learned bias per distance, or "rotary".
+    attention_chunk: size of the chunks within which tokens attend
+      (Mega-chunk); 0 for attention to all tokens.
+    truncation: number of lags of the moving average's kernel; 0 for all.
+    causal: True to read only the present and earlier tokens; False to read in
+      both directions.
     dropout_rate: dropout of X' and h.
     value_dropout_rate: dropout of V.
     weight_dropout_rate: dropout of the attention weights.
@@ -126,7 +128,7 @@ class Mega(nn.Module):
     "delta": EIGENVALUES,
     "alpha": EIGENVALUES,
   }
-  has_step: ClassVar[bool] = True  # It goes on from a cache.
+  has_step: ClassVar[bool] = True  # Decoding continues from a cache.
 
   state_size: Size = 16
   query_dim: Size = 64
@@ -157,20 +159,23 @@ class Mega(nn.Module):
     v = self.value_dim or 2 * d
     residual = x if residual is None else residual
     x = x.astype(self.dtype)
-    # Values are of x itself, everything else is of its moving average.
+    # Values V come from x; everything else comes from the moving average X'.
     values = nn.silu(self._dense(x, v, "v_proj"))
     values = make_dropout(self, self.value_dropout_rate, train=train)(values)
+    # X' = SiLU(EMA(x))
     averaged = nn.silu(self._average(x, mask))
     averaged = make_dropout(self, self.dropout_rate, train=train)(averaged)
+    # Map X' to the update gate, Z, the reset gate and the candidate.
     base = self._dense(averaged, d + z + v + d, "mx_proj")
     update, shared, reset, candidate = jnp.split(
       base, (d, d + z, d + z + v), axis=-1
     )
     q, k = self._queries_and_keys(nn.silu(shared))
+    # Attend: O = weights V.
     head = Head(q, k, values, mask)
     dropout = make_dropout(self, self.weight_dropout_rate, train=train)
     attended = self._attend(head, dropout)
-    # The reset gate weighs what was attended to, the update gate the result.
+    # h = SiLU(X' Wh + (r * O) Uh + b); return u (h - x).
     h = self._dense(nn.silu(reset) * attended, d, "h_proj")
     h = make_dropout(self, self.dropout_rate, train=train)(
       nn.silu(candidate + h)
@@ -179,7 +184,7 @@ class Mega(nn.Module):
     return jax.nn.sigmoid(update).astype(residual.dtype) * change, carry
 
   def _queries_and_keys(self, shared: jax.Array) -> list[jax.Array]:
-    """Scales and shifts the channels of Z [b, n, z], once for each."""
+    """Returns queries and keys: channels of Z [b, n, z], scaled and shifted."""
     shape = (2, self.query_dim)
     gamma = self.param("gamma", nn.initializers.normal(START), shape)
     beta = self.param("beta", nn.initializers.zeros, shape)
@@ -199,16 +204,18 @@ class Mega(nn.Module):
     choose("weights", self.weights, WEIGHTS)
     if choose("bias", self.bias, BIASES) == "rotary" and self.query_dim % 2:
       raise UserError(
-        f'query_dim={self.query_dim} is odd, and bias="rotary" turns pairs of '
-        "channels: choose an even one."
+        f'query_dim={self.query_dim} is odd, but bias="rotary" turns pairs of '
+        "channels: choose an even query_dim."
       )
 
   def _average(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns EMA(x) + omega x, [b, n, d] in the type of x."""
+    """Returns EMA(x) + omega x, [b, n, d] in the dtype of x."""
+    # Create the parameters, with a row for each channel and direction.
     d, size = x.shape[-1], self.state_size
     rows = d if self.causal else 2 * d
     normal = nn.initializers.normal
 
+    # beta starts with alternating signs.
     def init_beta(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
       signs = jnp.where(jnp.arange(size) % 2, -1.0, 1.0)[None]
       return signs + START * jax.random.normal(key, shape)
@@ -223,11 +230,12 @@ class Mega(nn.Module):
     log_q = jnp.log1p(-p * jax.nn.sigmoid(alpha))
     weight = p * beta * eta * size**-0.5
     skip = omega.astype(x.dtype)[None, None] * x
+    # Decode by the recurrence, whose state is in the cache.
     if is_decoding(self):
       if 0 < self.truncation < self.max_len:
         raise UserError(
-          f"truncation={self.truncation} cuts the moving average, and a state "
-          "that goes on from a cache forgets nothing: leave it out."
+          f"truncation={self.truncation} cuts the moving average, but decoding "
+          "from a cached state cannot. Remove the option."
         )
       drive = wide(x)[..., None] * (p * beta)[None, None]
       states, last = linear_scan(
@@ -236,6 +244,7 @@ class Mega(nn.Module):
       remember(self, "average", last)
       y = jnp.einsum("bndh,dh->bnd", states, eta * size**-0.5)
       return y.astype(x.dtype) + skip
+    # Otherwise convolve with k_l = sum_j weight_j q_j^l, cut at `truncation`.
     n = x.shape[1]
     zero = jnp.zeros_like(log_q)
     kernel = sum_powers(Pair(log_q, zero), Pair(weight, zero), n)
@@ -250,10 +259,11 @@ class Mega(nn.Module):
     biases = self._biases()
     if is_decoding(self):
       return self._attend_to_cache(head, biases, dropout)
+    # Without chunks, attend to the whole sequence.
     n, chunk = head.mask.shape[1], self.attention_chunk
     if not chunk or chunk >= n:
       return self._by_blocks(head, biases, dropout)
-    # Chunks are samples of their own.
+    # Attend within chunks, as if they were separate samples.
     parts = Head(
       *(
         (cut := split(array, chunk, 1)).reshape(-1, chunk, *cut.shape[3:])
@@ -270,7 +280,7 @@ class Mega(nn.Module):
     n = head.mask.shape[1]
     size = min(BLOCK, n)
     keys = jnp.arange(n)
-    # Queries that fill up the last block may be beyond all distances.
+    # Padded queries of the last block may be beyond the greatest distance.
     padded = jnp.pad(biases, (size, 0))
 
     @jax.checkpoint
@@ -280,12 +290,14 @@ class Mega(nn.Module):
       seen = head.mask[:, None]
       if self.causal:
         seen = seen & (keys[None] <= queries[:, None])[None]
-      # Key 0 and the last query of the block are the greatest distance back.
+      # Cut out the biases of the block, from the distance of key 0 to its last
+      # query.
       first = len(biases) // 2 + 1 - i * size
       near = jax.lax.dynamic_slice(padded, (first,), (size + n - 1,))
       offsets = _toeplitz(near, size, n)[None]
       return self._weigh(head._replace(q=q), seen, offsets, dropout.fold(i))
 
+    # Loop over the blocks, [blocks, b, size, z].
     blocks = jnp.moveaxis(split(head.q, size, 1), 1, 0)
     y = jax.lax.map(attend, (jnp.arange(len(blocks)), blocks))
     return jnp.moveaxis(y, 0, 1).reshape(len(head.q), -1, y.shape[-1])[:, :n]
@@ -293,30 +305,35 @@ class Mega(nn.Module):
   def _attend_to_cache(
     self, head: Head, biases: jax.Array, dropout: Dropout
   ) -> jax.Array:
-    """Attends to all tokens so far, those in the cache included."""
+    """Attends to all tokens so far, including the tokens of the cache."""
     longest = self._longest()
-    known = extend(self, head.mask, longest, k=head.k, v=head.v)
-    keys, seen = jnp.arange(longest), known.seen
+    cached = extend(self, head.mask, longest, k=head.k, v=head.v)
+    keys, seen = jnp.arange(longest), cached.seen
+    # Mask keys of other chunks.
     if self.attention_chunk:
-      own, others = (a // self.attention_chunk for a in (known.places, keys))
-      seen = seen & (own[..., None] == others[None, None])
-    distances = keys[None, None] - known.places[..., None]
+      query_chunks, key_chunks = (
+        a // self.attention_chunk for a in (cached.places, keys)
+      )
+      seen = seen & (query_chunks[..., None] == key_chunks[None, None])
+    # Look up the bias of each pair by its distance.
+    distances = keys[None, None] - cached.places[..., None]
     offsets = biases[jnp.clip(distances + len(biases) // 2, 0, len(biases) - 1)]
-    head = head._replace(k=known.arrays["k"], v=known.arrays["v"])
+    head = head._replace(k=cached.arrays["k"], v=cached.arrays["v"])
     return self._weigh(head, seen, offsets, dropout)
 
   def _weigh(
     self, head: Head, seen: jax.Array, offsets: jax.Array, dropout: Dropout
   ) -> jax.Array:
-    """Returns the sums of values of queries.
+    """Returns the weighted sums of the values, [b, s, v].
 
     Args:
-      head: queries [b, s, z], keys and values of m tokens; the mask is not
-        read.
+      head: queries [b, s, z], and keys and values of m tokens; the mask is not
+        used.
       seen: True where a query sees a key, [b, 1 or s, m].
-      offsets: numbers that are added to the scores, [1 or b, s, m].
+      offsets: biases that are added to the scores, [1 or b, s, m].
       dropout: dropout of the weights.
     """
+    # Scale by 1 / sqrt(z) for the softmax, else by 1 / number of visible keys.
     scores = dot(head.q, head.k)
     if self.weights == "softmax":
       scores = scores * self.query_dim**-0.5
@@ -327,7 +344,7 @@ class Mega(nn.Module):
     return jnp.matmul(dropout(weights).astype(head.v.dtype), head.v)
 
   def _longest(self) -> int:
-    """Returns the greatest number of tokens."""
+    """Returns max_len; raises UserError if it is 0."""
     if not self.max_len:
       raise UserError("The mixer mega needs max_len: give a number of tokens.")
     return self.max_len
@@ -338,7 +355,8 @@ class Mega(nn.Module):
     longest = min(self.attention_chunk or self._longest(), self._longest())
     if self.bias == "simple":
       return self.param("distance", normal, (2 * longest - 1,))
-    # The product of two turned vectors depends on their distance alone.
+    # The product of two turned vectors depends only on their distance: it is
+    # sum_r cos(distance rate_r) aligned_r - sin(distance rate_r) crossed_r.
     half = self.query_dim // 2
     a, b = (
       self.param(name, normal, (2, half))
@@ -352,15 +370,16 @@ class Mega(nn.Module):
 
 
 def _toeplitz(values: jax.Array, rows: int, columns: int) -> jax.Array:
-  """Returns the matrix with values[j - i + rows - 1] at (i, j).
+  """Returns the Toeplitz matrix with values[j - i + rows - 1] at (i, j).
 
-  Made by reshaping, whose gradient is a sum; that of a gather would be slow.
+  The matrix is built by reshaping, whose gradient is a sum. The gradient of a
+  gather would be slow.
 
   Args:
-    values: [rows + columns - 1].
-    rows, columns: its shape.
+    values: entries of the diagonals, [rows + columns - 1].
+    rows, columns: shape of the matrix.
   """
   size = len(values)
-  # Each row of this is shifted by one against that before it.
+  # Tile rows of size + 1 and cut them at `size`, which shifts each row by one.
   ring = jnp.tile(jnp.pad(values, (0, 1)), rows)[: rows * size]
   return ring.reshape(rows, size)[:, rows - 1 :][:, :columns]

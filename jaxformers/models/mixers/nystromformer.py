@@ -1,4 +1,4 @@
-"""Nystromformer: softmax attention through landmarks, means of tokens."""
+"""Nystromformer: softmax attention through landmarks, which are token means."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def nystromformer(
 ) -> jax.Array:
   """Nystrom approximation of softmax attention, with means as landmarks.
 
-  Computes softmax(q k'.T) pinv(softmax(q' k'.T)) softmax(q' k.T) v, products
-  scaled by e^-1/2; q' and k' are means of q and k over equal runs of the
-  tokens, without padding. `conv_size` adds a depthwise convolution of v
-  over the positions, with one kernel for each head.
+  Computes softmax(q k'.T) pinv(softmax(q' k'.T)) softmax(q' k.T) v, where
+  products are scaled by e^-1/2, and q' and k' are means of q and k over equal
+  runs of the tokens, without padding. `conv_size` adds a depthwise convolution
+  of v over the positions, with one kernel per head.
 
   Source: Xiong et al. 2021, https://arxiv.org/abs/2102.03902, equations 10 to
   14. Equals softmax attention with a landmark for every token and many steps.
-  Differs from their code and Skyformer's: there padding counts in the means,
-  and the inverse starts from the greatest norm in the batch
-  (`inverse_init="batch"`, which makes a sample depend on its batch mates).
-  Differs from their code with a landmark for every token: there the result is
-  softmax attention itself; here `inverse_steps` approximate the inverse. No
-  causal form: a landmark is a mean over past and future.
+  Differs from their code and Skyformer's, which count padding in the means and
+  start the inverse from the greatest norm in the batch (as
+  `inverse_init="batch"` does here, which makes a sample depend on the rest of
+  its batch). Differs from their code with a landmark for every token, where
+  their result is exactly softmax attention; here `inverse_steps` approximate
+  the inverse. No causal form: a landmark is a mean over past and future.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
@@ -65,7 +65,7 @@ def nystromformer(
     )
   scale = q.shape[-1] ** -0.25
   q, k = (wide(a) * scale for a in (q, k))
-  # Average runs of tokens to landmarks.
+  # Average runs of tokens to get the landmarks, [b, h, m, e].
   means = segments(mask, min(num_landmarks, mask.shape[1]), q.dtype)
   q_means, k_means = (jnp.einsum("bmn,bhne->bhme", means, a) for a in (q, k))
   is_run = (means.sum(-1) > 0)[:, None]  # [b, 1, m], False at empty runs.
@@ -86,7 +86,7 @@ def nystromformer(
 
 
 def _attend(scores: jax.Array, seen: jax.Array, v: jax.Array) -> jax.Array:
-  """Returns values under the softmax of the scores that are seen."""
+  """Returns the mean of the values under the softmax of the visible scores."""
   return sum_values([hide(scores, seen)], [v], Dropout())
 
 

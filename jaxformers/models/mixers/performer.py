@@ -19,7 +19,7 @@ from jaxformers.models.variants import MODELS, Variant
 MODELS.register("performer")(Variant("performer"))
 
 CHUNK = 16  # Tokens per step of the causal form.
-LOWEST = -1e30  # Exponent of padding: its exponential is 0, and it is finite.
+LOWEST = -1e30  # Exponent of padding: finite, with the exponential 0.
 stop_gradient = jax.lax.stop_gradient
 
 
@@ -28,8 +28,8 @@ def orthogonal_features(
 ) -> jax.Array:
   """Draws normal vectors, orthogonal within blocks of e, f32 [h, count, e].
 
-  Directions come from the QR decomposition of a normal matrix, lengths from
-  independent normal vectors.
+  The directions come from the QR decomposition of a normal matrix. The lengths
+  are the norms of independent normal vectors.
 
   Args:
     key: JAX key.
@@ -40,7 +40,7 @@ def orthogonal_features(
   blocks = -(-count // e)
   directions, lengths = jax.random.split(key)
   q, r = jnp.linalg.qr(jax.random.normal(directions, (h, blocks, e, e)))
-  # The signs of R's diagonal make Q uniform among rotations.
+  # Multiply by the signs of R's diagonal, which makes Q uniform (Haar).
   q = q * jnp.sign(jnp.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
   rows = jnp.swapaxes(q, -1, -2).reshape(h, -1, e)[:, :count]
   norms = jnp.linalg.norm(jax.random.normal(lengths, (h, count, e)), axis=-1)
@@ -62,22 +62,23 @@ def performer(
   """Random-feature attention with the kernel phi(q) . phi(k).
 
   phi(x) = m^-1/2 exp(w x - |x|^2 / 2) for m = `num_features` orthogonal rows w
-  of each head, x divided by the fourth root of its width e; the mean of the
-  kernel is exp(q . k / sqrt(e)). Maxima are subtracted from the exponents, one
-  of each feature over the keys that are seen and one of each query. They
-  cancel, and make every denominator at least 1.
+  per head, where x is divided by the fourth root of its width e. The expected
+  kernel is exp(q . k / sqrt(e)). Two maxima are subtracted from the exponents:
+  the maximum of each feature over the visible keys, and the maximum of each
+  query. They cancel, and make every denominator at least 1.
 
   Source: Choromanski et al. 2021, https://arxiv.org/abs/2009.14794, the
   positive features for the softmax kernel and section 2.4. Equals softmax
   attention in the limit of many features. Differs from the code that Skyformer
   took: x is scaled once, not twice; padding is not a key; no sample sees the
-  maxima of its batch mates. Its phi(x) is exp(w x - |x|^2 / 2 - max) + 1e-4,
-  with the maximum of w x over the features of a query, and over all keys and
-  features. `epsilon` adds such a constant, with maxima over the keys of one
-  sample and head. The past would see that maximum, so it excludes `causal`.
+  maxima of the rest of its batch. That code uses
+  phi(x) = exp(w x - |x|^2 / 2 - max) + 1e-4, with the maximum of w x over the
+  features of a query, and over all keys and features. `epsilon` adds such a
+  constant, with maxima over the keys of one sample and head. `epsilon` and
+  `causal` exclude each other, since earlier tokens would see that maximum.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
-  `draw` gives "features": [h, num_features, e].
+  `draw` returns "features", the rows w [h, num_features, e].
   """
   _check_options(num_features, epsilon, causal=causal)
   # Compute the exponents of the features.
@@ -85,14 +86,14 @@ def performer(
   w = draw("features", lambda key: orthogonal_features(key, h, num_features, e))
   q, k = (wide(a) * e**-0.25 for a in (q, k))
   q_half, k_half = (jnp.square(a).sum(-1, keepdims=True) / 2 for a in (q, k))
-  # A copy for each sample: XLA on CPUs transposes what an einsum would give.
+  # Copy w for each sample: XLA on CPUs would transpose the result of an einsum.
   w = jnp.broadcast_to(
     jnp.swapaxes(w, 1, 2)[None], (q.shape[0], h, e, w.shape[1])
   )
   q, k = (jnp.matmul(a, w, precision=HIGHEST) for a in (q, k))
   k = jnp.where(mask[:, None, :, None], k, -jnp.inf)
   if epsilon:
-    # With epsilon added the maxima do not cancel, so their gradients count.
+    # With epsilon the maxima do not cancel, so they need their gradients.
     maxima = (_last_max(q), _last_max(k.reshape(*k.shape[:2], 1, -1)))
     q, k = (
       jnp.exp(a - half - jnp.maximum(top, LOWEST)) + epsilon
@@ -113,7 +114,7 @@ def performer(
 
 
 def _check_options(num_features: int, epsilon: float, *, causal: bool) -> None:
-  """Raises UserError for options that have no features."""
+  """Raises UserError for an invalid number of features or epsilon."""
   if num_features < 1:
     raise UserError(f"num_features={num_features} is below 1: give 1 or more.")
   if epsilon < 0 or (epsilon and causal):
@@ -126,8 +127,9 @@ def _check_options(num_features: int, epsilon: float, *, causal: bool) -> None:
 def _last_max(x: jax.Array) -> jax.Array:
   """Returns the maximum along the last axis of x [..., f] -> [..., 1].
 
-  The gradient goes to the position of the first maximum, not to entries equal
-  to it: a compiler that computes x twice may round it differently.
+  The gradient goes to the position of the first maximum. JAX's gradient of
+  `max` goes to all entries equal to the maximum, and would miss it if the
+  compiler computes x twice with different rounding.
   """
   return jnp.take_along_axis(x, x.argmax(-1, keepdims=True), -1)
 
@@ -135,10 +137,10 @@ def _last_max(x: jax.Array) -> jax.Array:
 def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   """Returns sum_j<=i phi(q_i) . phi(k_j) v_j over the sum of the weights.
 
-  Loops over chunks. The sums over earlier chunks are kept relative to the
-  greatest exponent of each feature so far. Within a chunk exponents of queries
-  and keys are added before the exponential, so that no later key changes the
-  scale of an earlier one.
+  Loops over chunks. The sums over earlier chunks are scaled by the greatest
+  exponent of each feature so far. Within a chunk the exponents of queries and
+  keys are added before the exponential, so that no later key changes the scale
+  of an earlier key.
 
   Args:
     q, k: exponents of the features, [b, h, n, f]; k is -inf at padding.
@@ -161,9 +163,10 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     seen = earlier(CHUNK)[None, None, :, :, None]
     pairs = jnp.where(seen, pairs, LOWEST)
     before = q + top
-    # Subtract each query's maximum over this chunk and those before.
+    # Find the maximum of each query over this chunk and the chunks before.
     most = jnp.maximum(before.max(-1), pairs.max((-1, -2)))
     most = stop_gradient(most)[..., None]
+    # Sum over the tokens of the chunk up to i, then over the earlier chunks.
     inside = jnp.where(seen, jnp.exp(pairs - most[..., None]), 0).sum(-1)
     y = jnp.einsum("bhij,bhje->bhie", inside, v)
     y = y + jnp.einsum("bhif,bhfe->bhie", jnp.exp(before - most), total)
@@ -173,6 +176,7 @@ def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     total = total + jnp.einsum("bhjf,bhje->bhfe", jnp.exp(k - new), v)
     return (new, total), y
 
+  # Scan over the chunks, then divide by the last channel.
   b, h, _, f = q.shape[1:]
   start = (
     jnp.full((b, h, 1, f), LOWEST, q.dtype),

@@ -1,4 +1,4 @@
-"""Linear system, gate and module that recurrent mixers share."""
+"""Linear system, gate and base class that recurrent mixers share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LECUN = nn.initializers.lecun_normal()
 
 
 class System(NamedTuple):
-  """h_t = a h_(t-1) + B x_t, y_t = Re(C h_t) + D x_t, with N complex states.
+  """Parameters of h_t = a h_(t-1) + B x_t, y_t = Re(C h_t) + D x_t.
 
   Attributes:
-    a: factors, a pair of float32 [N].
-    b: matrix from input to state, a pair of [d, N].
-    c: matrix from state to output, a pair of [N, d]; of two systems that read
-      in both directions [2 N, d].
-    skip: D, [d].
+    a: factors of the N complex states, a pair of float32 [N].
+    b: matrix B from input to state, a pair of [d, N].
+    c: matrix C from state to output, a pair of [N, d], or of [2 N, d] for two
+      directions.
+    skip: factors D of the input, [d].
   """
 
   a: Pair
@@ -46,23 +46,24 @@ def run(
   *,
   causal: bool,
 ) -> jax.Array:
-  """Returns the outputs of a system, [b, n, d] in the type of x.
+  """Returns the outputs of a system, [b, n, d] in the dtype of x.
 
-  Masked tokens are no steps: the state of a token is that of the tokens before
-  it alone. Both directions have the state of the present token.
+  Masked positions are skipped: they do not change the state. The states of both
+  directions include the present token.
 
   Args:
     module: the mixer, whose cache holds the state between two calls.
-    system: the system.
-    x: [b, n, d].
-    mask: [b, n], True at tokens.
-    causal: True for one direction; else C has rows for both.
+    system: parameters of the system.
+    x: tokens, [b, n, d].
+    mask: bool [b, n], True at tokens.
+    causal: True for one direction; False for both, with 2 N rows of C.
   """
   check_causal(module, causal=causal)
-  # Real and imaginary parts are one product.
+  # Compute B x, its real and imaginary parts in one product.
   size = system.a.real.shape[0]
   driven = product(x, jnp.concatenate(system.b, 1).astype(x.dtype))
   drive = Pair(driven[..., :size], driven[..., size:])
+  # Run the recurrence forwards, and also backwards if not causal.
   initial = recall(module, "state")
   states, last = linear_scan(system.a, drive, mask=mask, initial=initial)
   remember(module, "state", last)
@@ -70,7 +71,7 @@ def run(
   if not causal:
     states, _ = linear_scan(system.a, drive, mask=mask, reverse=True)
     parts += states
-  # Re(C h) is the real parts' product less that of the imaginary ones.
+  # Re(C h) = Re(C) Re(h) - Im(C) Im(h), in one product.
   real, imag = system.c
   rows = [real[:size], -imag[:size]]
   if not causal:
@@ -85,16 +86,17 @@ GLUS = ("full", "half1", "half2", "none")
 class GatedOutput(nn.Module):
   """Activation and gated linear unit after a recurrence, [b, n, d].
 
-  With g = dropout(gelu(y)): "full" is (W1 g + b1) sigmoid(W2 g + b2), "half1"
-  is g sigmoid(W g + b), "half2" is y sigmoid(W g + b), and "none" is g. A
-  channel is dropped at all tokens or none.
+  Let g = dropout(activation(y)). The form "full" computes
+  (W1 g + b1) sigmoid(W2 g + b2), "half1" computes g sigmoid(W g + b), "half2"
+  computes y sigmoid(W g + b), and "none" returns g. Dropout drops a channel at
+  all tokens or at none.
 
   Source: Smith et al. 2023, https://arxiv.org/abs/2208.04933, appendix G.1;
   "full" is Dauphin et al. 2017, https://arxiv.org/abs/1612.08083, equation 1.
 
   Attributes:
-    form: in `GLUS`.
-    activation: in `ACTIVATIONS`.
+    form: form of the gate, in `GLUS`.
+    activation: name of the activation, in `ACTIVATIONS`.
     dropout_rate: share of the channels of g that are dropped in training.
     dtype: compute type; parameters are float32.
   """
@@ -111,6 +113,7 @@ class GatedOutput(nn.Module):
     g = drop_channels(self, activation(y), self.dropout_rate, train=train)
     if form == "none":
       return g
+    # Multiply by the sigmoid of a linear map of g.
     d = y.shape[-1]
     gate = jax.nn.sigmoid(dense(g, d, "gate", dtype=self.dtype))
     if form == "full":
@@ -119,20 +122,21 @@ class GatedOutput(nn.Module):
 
 
 class Recurrence(nn.Module):
-  """A linear recurrence and its gate, [b, n, d], the frame of three mixers.
+  """Base class of mixers: a linear recurrence and its gate, [b, n, d].
 
-  A mixer gives `system`, or `respond` where its states are not shared by all
-  channels. The attributes are fields of every such mixer.
+  A subclass overrides `system`, or `respond` if its channels do not share their
+  states. All subclasses have the fields below.
 
   Attributes:
-    causal: True to read earlier tokens alone; False for both directions.
+    causal: True to read only the present and earlier tokens; False to read in
+      both directions.
     glu: form of the gate, see `GatedOutput`.
-    dropout_rate: dropout inside the gate, of whole channels.
+    dropout_rate: dropout of whole channels inside the gate.
     dtype: compute type; parameters and recurrence are float32.
   """
 
   activation: ClassVar[str] = "gelu_tanh"
-  has_step: ClassVar[bool] = True  # It goes on from a cache.
+  has_step: ClassVar[bool] = True  # Decoding continues from a cache.
 
   causal: bool = False
   glu: str = "full"
@@ -147,7 +151,7 @@ class Recurrence(nn.Module):
     return self.finish(y, train=train), carry
 
   def finish(self, y: jax.Array, *, train: bool) -> jax.Array:
-    """Returns the mixer's output from that of the recurrence, [b, n, d]."""
+    """Applies the gate to the outputs y of the recurrence, [b, n, d]."""
     gate = GatedOutput(
       self.glu, self.activation, self.dropout_rate, self.dtype, name="gate"
     )
@@ -158,7 +162,7 @@ class Recurrence(nn.Module):
     return run(self, self.system(x.shape[-1]), x, mask, causal=self.causal)
 
   def system(self, d: int) -> System:
-    """Returns the system of d channels, whose parameters it makes."""
+    """Creates the parameters and returns the system of d channels."""
     raise NotImplementedError
 
 
@@ -171,13 +175,14 @@ def dense(
   use_bias: bool = True,
   dtype: Any = jnp.float32,
 ) -> jax.Array:
-  """Returns a linear map of x [b, n, d] to [b, n, width], inside a module.
+  """Maps x [b, n, d] linearly to [b, n, width], within the call of a module.
 
   Args:
     x: tokens.
     width: number of channels of the result.
     name: name of the parameters.
-    init_std: standard deviation of the kernel at the start; 0 for LeCun's.
+    init_std: initial standard deviation of the kernel; 0 for LeCun's
+      initializer.
     use_bias: True to add a bias.
     dtype: compute type.
   """
@@ -194,35 +199,38 @@ def dense(
 def short_convolution(
   module: nn.Module, x: jax.Array, lengths: jax.Array, width: int
 ) -> jax.Array:
-  """Returns a causal convolution of every channel alone, with a bias.
+  """Returns a causal depthwise convolution of x, with a bias, [b, n, d].
 
   Args:
     module: the mixer, which owns `conv` and `conv_bias`; its cache holds the
       last width - 1 tokens.
-    x: [b, n, d], tokens before padding.
+    x: tokens, [b, n, d]; padding is at the end.
     lengths: number of tokens, int32 [b].
-    width: number of tokens that are read.
+    width: number of tokens that the convolution reads.
   """
   n, d = x.shape[1:]
   init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", 0, ())
   kernel = module.param("conv", init, (width, d)).astype(x.dtype)
   bias = module.param("conv_bias", nn.initializers.zeros, (d,)).astype(x.dtype)
+  # Prepend the last width - 1 tokens of the cache, or zeros.
   past = recall(module, "past")
   if past is None:
     past = jnp.zeros((x.shape[0], width - 1, d), x.dtype)
   full = jnp.concatenate([past, x], 1)
+  # Store the last width - 1 tokens of each sample.
   last = lengths[:, None] + jnp.arange(width - 1)[None]
   remember(module, "past", jnp.take_along_axis(full, last[..., None], 1))
+  # Sum the shifted tokens times the kernel.
   taps = [kernel[k][None, None] * full[:, k : k + n] for k in range(width)]
   return sum(taps, bias[None, None])
 
 
 def check_only_causal(name: str, *, causal: bool) -> None:
-  """Raises UserError for causal=False of a mixer that has one direction."""
+  """Raises UserError if a mixer that is always causal has causal=False."""
   if not causal:
     recurrent = names_with_step()
     both = [n for n in recurrent if getattr(MIXERS[n], "causal", None) is False]
     raise UserError(
-      f"The mixer {name!r} reads earlier tokens alone: leave out causal=False, "
-      f"or choose one of both directions: {', '.join(both)}."
+      f"The mixer {name!r} reads only earlier tokens: leave out causal=False, "
+      f"or choose a mixer of both directions: {', '.join(both)}."
     )

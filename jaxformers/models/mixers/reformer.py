@@ -20,14 +20,14 @@ from jaxformers.models.variants import MODELS, Variant
 
 MODELS.register("reformer")(Variant("reformer"))
 
-# Logit of a token for itself: it attends to itself only without other keys.
+# Score of a token for itself: it counts only if the token sees no other key.
 ITSELF = -1e5
 
 
 def buckets_of(
   q: jax.Array, rotations: jax.Array, factors: Sequence[int]
 ) -> jax.Array:
-  """Returns the buckets argmax [q R, -q R] of tokens, int32 [b, h, r, n].
+  """Returns the bucket argmax [q R, -q R] of each token, int32 [b, h, r, n].
 
   Args:
     q: shared queries and keys, [b, h, n, e].
@@ -35,7 +35,8 @@ def buckets_of(
     factors: even numbers whose product is the number of buckets. Each factor
       has its own argmax, so that many buckets need few products.
   """
-  bucket: Any = 0  # An array from the first factor on.
+  # Each factor contributes one digit of the bucket's number.
+  bucket: Any = 0  # `bucket` is an array after the first factor.
   start = 0
   for factor in factors:
     part = rotations[..., start : start + factor // 2]
@@ -46,11 +47,11 @@ def buckets_of(
 
 
 def _num_buckets(num_buckets: int, max_len: int, chunk_size: int) -> int:
-  """Returns the number of buckets: two to a chunk for 0."""
+  """Returns the number of buckets; by default about two per chunk."""
   if num_buckets < 0 or (num_buckets > 1 and num_buckets % 2):
     raise UserError(
       f"num_buckets={num_buckets}: give an even number, 1 for no hashing, or 0 "
-      "for two buckets to a chunk."
+      "for two buckets per chunk."
     )
   default = 2 ** max(1, int(math.log2(max(2 * max_len / chunk_size, 2))))
   return num_buckets or default
@@ -61,10 +62,11 @@ def factors_of(count: int, most: int = 128) -> tuple[int, ...]:
 
   Args:
     count: number of buckets.
-    most: largest number of buckets of one argmax.
+    most: greatest number of buckets of one argmax.
 
   Raises:
-    UserError: for a number above `most` that is not a power of two.
+    UserError: if `count` is above `most` and not divisible by twice the first
+      factor, a power of two near the root of `count`.
   """
   if count <= most:
     return (count,)
@@ -93,28 +95,28 @@ def reformer(
 
   In each of `num_hashes` rounds tokens are sorted by bucket and position, and
   cut into chunks. A token attends to the tokens of its bucket in its chunk and
-  in the chunk before, and to itself only if there is no other. One softmax
-  covers the union of the keys that the rounds reach. |q_j|^2 is the sum of
-  squares plus 1e-6 e, as in Hugging Face's code.
+  in the chunk before. A token attends to itself only if it sees no other token.
+  One softmax covers the union of the keys that the rounds reach. |q_j|^2 is the
+  sum of squares plus 1e-6 e, as in Hugging Face's code.
 
   Source: Kitaev et al. 2020, https://arxiv.org/abs/2001.04451, section 2 and
   equations 3 to 8. Hugging Face's code, which Skyformer ran, attends across
   buckets (`same_bucket=False`) and counts a key once for every round that
-  reaches it (`correct_duplicates=False`). Differs from paper and code: the
-  first chunk has no chunk before it, there the last one; the number of buckets
-  follows max_len and padding is sorted behind the tokens, so that it changes
-  nothing. No causal form: later tokens decide where chunks end. Equals softmax
-  attention with one bucket and shared queries and keys.
+  reaches it (`correct_duplicates=False`). Differs from paper and code, where
+  the last chunk precedes the first chunk; here no chunk does. Padding changes
+  nothing here, because the number of buckets depends on max_len and padding is
+  sorted behind the tokens. No causal form: later tokens decide where chunks
+  end. Equals softmax attention with one bucket and shared queries and keys.
 
   Shapes: q, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens. `draw`
-  gives "rotations": [h, e, num_hashes, num_buckets / 2]; for many buckets the
+  returns "rotations", [h, e, num_hashes, num_buckets / 2]; for many buckets the
   last axis is half the sum of two factors, see `factors_of`.
   """
   size = check_size("chunk_size", chunk_size)
   if num_hashes < 1:
     raise UserError(f"num_hashes={num_hashes} is below 1: give 1 or more.")
   b, h, n, e = q.shape
-  # Hash the tokens. Padding gets a bucket behind all others.
+  # Hash the tokens. Padding gets an extra bucket after the others.
   count = _num_buckets(num_buckets, max_len, size)
   bucket = jnp.zeros((b, h, num_hashes, n), jnp.int32)
   if count > 1:
@@ -136,7 +138,7 @@ def reformer(
     return split(y.reshape(b, h * num_hashes, n, *x.shape[3:]), size)
 
   def restore(x: jax.Array) -> jax.Array:
-    """Undoes `cut`: [b, h r, B, s, f] -> [b, h, r, n, f]."""
+    """Inverts `cut`: [b, h r, B, s, f] -> [b, h, r, n, f]."""
     x = x.reshape(b, h, num_hashes, -1, x.shape[-1])
     return jnp.take_along_axis(x, rank[..., None], axis=3)
 
@@ -158,7 +160,7 @@ def reformer(
   if correct_duplicates:
     duplicates = jnp.maximum(reached.sum(-1), 1).astype(scores.dtype)
     scores = scores - jnp.log(duplicates)
-  # Lower the score of a token for itself. Positions start at 1: 0 is padding.
+  # Lower the score of a token for itself. Positions start at 1; 0 is padding.
   position = jnp.broadcast_to(jnp.arange(1, n + 1)[None, None], (b, h, n))
   position = cut(position)
   is_itself = position[..., None] == _with_previous(position)[..., None, :]
@@ -173,24 +175,28 @@ def reformer(
 
 
 def _with_previous(x: jax.Array) -> jax.Array:
-  """Puts the chunk before in front of each chunk: s -> 2 s tokens."""
+  """Prepends to each chunk the chunk before it: s -> 2 s tokens."""
   return neighbours(x, 1, 0, 2)
 
 
 def _reached(
   bucket: jax.Array, chunk: jax.Array, same_bucket: bool
 ) -> jax.Array:
-  """Returns True where a round lets a query see a key, [b, h r, B, s, 2 s, r].
+  """Returns True where a query reaches a key in a round.
 
   Args:
-    bucket, chunk: bucket and chunk of the queries in all rounds,
+    bucket, chunk: bucket and chunk of each query in all rounds,
       [b, h r, B, s, r].
     same_bucket: True if a key must be in the bucket of its query.
+
+  Returns:
+    A mask for each round, bool [b, h r, B, s, 2 s, r].
   """
 
   def pair(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x[..., None, :], _with_previous(x)[..., None, :, :]
 
+  # A query reaches the keys of its chunk and of the chunk before.
   query, key = pair(chunk)
   is_near = (query == key) | (query == key + 1)
   if same_bucket:

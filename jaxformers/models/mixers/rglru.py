@@ -1,4 +1,4 @@
-"""The RG-LRU of Griffin: a real recurrence whose factors depend on tokens."""
+"""The RG-LRU of Griffin: a real recurrence with token-dependent factors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODELS.register("rglru")(
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
 POWER = 8.0  # c in log a = -c r softplus(Lambda).
-LARGEST_SLOPE = 1_000.0  # Of the root in the input's factor.
+LARGEST_SLOPE = 1_000.0  # Upper bound of the derivative of sqrt(1 - a^2).
 
 
 @MIXERS.register("rglru")
@@ -41,21 +41,22 @@ class RGLRU(nn.Module):
   """Griffin's recurrent block: W (GELU(V x) * RG-LRU(conv(U x))).
 
   h_t = a_t h_(t-1) + sqrt(1 - a_t^2) (i_t u_t), log a_t = -8 r_t softplus(L),
-  with gates r_t and i_t that are sigmoids of block-diagonal maps of u_t. The
-  first token of a sample has the factor 1 in place of the root.
+  with gates r_t and i_t that are sigmoids of block-diagonal maps of u_t. At the
+  first token of a sample the factor sqrt(1 - a_t^2) is replaced by 1.
 
-  Source: De et al. 2024, https://arxiv.org/abs/2402.19427, section 2.4. It is
-  for language models; on Long Range Arena others report 62.5 on average.
+  Source: De et al. 2024, https://arxiv.org/abs/2402.19427, section 2.4. RG-LRU
+  was designed for language models; others report an average of 62.5 on Long
+  Range Arena.
 
   Attributes:
-    width: channels of the recurrence; 0 for d.
-    num_heads: blocks of the gates' maps; must divide the width.
+    width: number of channels of the recurrence; 0 for d.
+    num_heads: number of blocks of the gates' maps; must divide the width.
     causal: True, the only form.
     dtype: compute type; parameters and recurrence are float32.
   """
 
   kinds: ClassVar[dict[str, str]] = {"Lambda": EIGENVALUES}
-  has_step: ClassVar[bool] = True  # It goes on from a cache.
+  has_step: ClassVar[bool] = True  # Decoding continues from a cache.
 
   width: OptionalSize = 0
   num_heads: Width = 2
@@ -71,20 +72,22 @@ class RGLRU(nn.Module):
     d = x.shape[-1]
     width = self.width or d
     check_heads(self.num_heads, width)
+    # Move the tokens before the padding.
     is_first = self._is_first(mask)
     x, moved = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
     mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    # Map to the gate and to the inputs of the recurrence.
     gate = gelu_tanh(dense(x, width, "gate", dtype=self.dtype))
     u = dense(x, width, "input", dtype=self.dtype)
     u = short_convolution(self, u, lengths, CONV_WIDTH)
-    # Only the first token of all has no state before it.
+    # Find the first token of each sample, which may be in an earlier call.
     start = mask & (jnp.cumsum(mask, 1) == 1) & is_first[:, None]
     y = self._recur(u, mask, start) * gate
     return move_back(dense(y, d, "output", dtype=self.dtype), moved), carry
 
   def _is_first(self, mask: jax.Array) -> jax.Array:
-    """Returns where no token came before these, bool [b]."""
+    """Returns True for samples without a token in earlier calls, bool [b]."""
     before = recall(self, "count")
     count_tokens(self, mask)
     return jnp.ones(len(mask), bool) if before is None else before == 0
@@ -92,12 +95,21 @@ class RGLRU(nn.Module):
   def _recur(
     self, u: jax.Array, mask: jax.Array, start: jax.Array
   ) -> jax.Array:
-    """Returns the states [b, n, width] of inputs u; `start` at first tokens."""
+    """Returns the states h_t of the recurrence, [b, n, width].
+
+    Args:
+      u: inputs, [b, n, width].
+      mask: bool [b, n], True at tokens.
+      start: bool [b, n], True at the first token of a sample.
+    """
+    # Gates r_t and i_t.
     wider = wide(u)
     remain = jax.nn.sigmoid(self._block_diagonal(wider, "remain"))
     enter = jax.nn.sigmoid(self._block_diagonal(wider, "enter"))
+    # log a_t = -8 r_t softplus(L)
     free = self.param("Lambda", _init_lambda, u.shape[-1:]).astype(wider.dtype)
     log_a = -POWER * remain * jax.nn.softplus(free)[None, None]
+    # sqrt(1 - a_t^2), and 1 at first tokens.
     root = _bounded_root(-jnp.expm1(2 * log_a))
     root = jnp.where(start[..., None], 1, root)
     states, last = linear_scan(
@@ -110,7 +122,8 @@ class RGLRU(nn.Module):
     return states.astype(u.dtype)
 
   def _block_diagonal(self, u: jax.Array, name: str) -> jax.Array:
-    """Returns a linear map of each head's channels, [b, n, width]."""
+    """Maps the channels of each head linearly, [b, n, width]."""
+    # One kernel and bias per head, [h, e, e] and [h, e].
     h, e = self.num_heads, u.shape[-1] // self.num_heads
     init = nn.initializers.variance_scaling(
       1.0, "fan_in", "normal", in_axis=1, out_axis=2, batch_axis=0
@@ -122,14 +135,14 @@ class RGLRU(nn.Module):
 
 
 def _init_lambda(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Draws L with exp(-softplus(L)) uniform in the ring from .9 to .999."""
+  """Draws L with exp(-softplus(L)) uniform in the ring from 0.9 to 0.999."""
   square = jax.random.uniform(key, shape, minval=0.9**2, maxval=0.999**2)
   return jnp.log(jnp.expm1(-jnp.log(square) / 2))
 
 
 @jax.custom_jvp
 def _bounded_root(x: jax.Array) -> jax.Array:
-  """Returns the root of x >= 0, with a slope of at most `LARGEST_SLOPE`."""
+  """Returns sqrt(x), x >= 0, whose derivative is at most `LARGEST_SLOPE`."""
   return jnp.sqrt(x)
 
 

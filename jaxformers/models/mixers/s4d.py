@@ -64,33 +64,36 @@ MODELS.register("certified_s4d")(
 )
 
 STARTS = ("legs", "lin", "inv")
-LARGEST_INPUT = 2.0  # Of the imaginary part of B at the start "legs".
+LARGEST_INPUT = 2.0  # Greatest |Im B| with start="legs".
 
 
 @MIXERS.register("s4d")
 class S4D(Recurrence):
   """S4D: a diagonal state-space model of N states for each channel.
 
-  y = k * x + D x with k_l = 2 Re sum_j C_j b_j a_j^l, by FFT; in both
-  directions the present token is in the forward kernel alone. Parameters have
-  the names and shapes of the authors' code, `SSMKernelDiag` with the real part
-  "exp"; but for B, which is a parameter for the start "legs" alone, and a
-  constant 1 for the others.
+  y = k * x + D x with k_l = 2 Re sum_j C_j b_j a_j^l, by FFT. With both
+  directions, only the forward kernel reads the present token. Parameters have
+  the names and shapes of `SSMKernelDiag` in the authors' code, with the real
+  part "exp". B differs: it is a parameter only with start="legs", and the
+  constant 1 otherwise.
 
   Source: Gu et al. 2022, https://arxiv.org/abs/2206.11893, sections 3 and 4.
 
   Attributes:
-    state_size: number N of states, of which half are kept.
-    start: "legs", "lin" or "inv", the eigenvalues at the start.
-    discretization: "zoh" or "bilinear".
-    step_min, step_max: steps of channels start log-uniformly between these.
-    num_ssm: sets of A and B, shared by the channels in turn; 0 for one each.
+    state_size: number N of states, half of which are kept.
+    start: initial eigenvalues, "legs", "lin" or "inv".
+    discretization: discretisation of time, "zoh" or "bilinear".
+    step_min, step_max: range of the initial steps of channels, drawn
+      log-uniformly.
+    num_ssm: number of sets of A and B, assigned to the channels in turn; 0 for
+      one set per channel.
     certified: True for a mixer that expands no distance of two sequences of at
-      most max_len tokens: the kernel of a channel, D included, is divided by
-      its gain where that is above 1, and ELU(y Q + c) with a rotation Q takes
-      the place of the gate. See `gain`.
-    max_len: greatest number of tokens; for `certified`.
-    orthogonal_map: map to the rotation, in `orthogonal.MAPS`; for `certified`.
+      most max_len tokens. The kernel of a channel, D included, is divided by
+      its gain if the gain is above 1, and ELU(y Q + c) with a rotation Q
+      replaces the gate. See `gain`.
+    max_len: greatest number of tokens; used by `certified`.
+    orthogonal_map: name of the map to the rotation, in `orthogonal.MAPS`; used
+      by `certified`.
     causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
@@ -114,14 +117,14 @@ class S4D(Recurrence):
   orthogonal_map: str = "cayley"
 
   def finish(self, y: jax.Array, *, train: bool) -> jax.Array:
-    """Returns the mixer's output from that of the convolution, [b, n, d]."""
+    """Applies the gate, or with `certified` ELU(y Q + c), [b, n, d]."""
     if not self.certified:
       return super().finish(y, train=train)
     if self.glu != "full" or self.dropout_rate:
       raise UserError(
         f"certified=True with glu={self.glu!r} and dropout_rate="
-        f"{self.dropout_rate}: it has a rotation in place of the gate, and no "
-        "dropout, so leave both out."
+        f"{self.dropout_rate}: certified=True replaces the gate by a rotation, "
+        "and has no dropout. Remove both options."
       )
     d = y.shape[-1]
     q = rotation(self, "mixing", (1, d, d), self.orthogonal_map)[0]
@@ -135,28 +138,29 @@ class S4D(Recurrence):
 
   @property
   def is_bounded(self) -> bool:
-    """True if the mixer has a Lipschitz constant, `gain`."""
+    """True if `gain` returns a Lipschitz constant of the mixer."""
     return self.certified
 
   @nn.nowrap
   def gain(self, collections: Mapping[str, Any]) -> float:
-    """Returns a Lipschitz constant for sequences of one mask, in float64.
+    """Returns a Lipschitz constant for sequences with equal masks, in float64.
 
-    The greatest modulus of the transfer function on a ring of 2 max_len tokens,
-    of which the convolution of max_len tokens or fewer is a part, times the
-    norm of the rotation.
+    This is the greatest modulus of the transfer function on a ring of 2 max_len
+    tokens, times the norm of the rotation. The convolution of at most max_len
+    tokens is a part of the circular convolution on this ring.
 
     Args:
-      collections: `params` of the mixer, and `rotations` if they are known.
+      collections: `params` of the mixer, and `rotations` if they are computed.
 
     Raises:
-      UserError: without `certified`: a gate has no bound.
+      UserError: if `certified` is False, since a gate has no bound.
     """
     if not self.certified:
       raise UserError(
         "S4D's gate has no Lipschitz constant: set mixer.certified=True."
       )
     d = collections["params"]["D"].shape[0]
+    # Run the mixer on one token, which stores the circular kernel.
     _, sown = self.apply(
       collections,
       jnp.zeros((1, 1, d)),
@@ -166,6 +170,7 @@ class S4D(Recurrence):
       mutable=["kernels"],
     )
     kernel = np.asarray(sown["kernels"]["ring"][0], np.float64)
+    # Multiply the gain of the kernel by the norm of the rotation.
     (matrix,) = find_rotations(collections, self.orthogonal_map).values()
     norm = np.linalg.norm(np.asarray(matrix[0], np.float64), 2)
     return float(np.abs(np.fft.rfft(kernel)).max() * norm)
@@ -175,9 +180,10 @@ class S4D(Recurrence):
     check_causal(self, causal=self.causal)
     if self.certified and x.shape[1] > self.max_len:
       raise UserError(
-        f"{x.shape[1]} tokens, and certified=True bounds S4D for "
+        f"{x.shape[1]} tokens, but certified=True bounds S4D for "
         f"max_len={self.max_len}: build the model with a greater max_len."
       )
+    # y = k * x + D x
     log, inputs, outputs = self._systems(x.shape[-1])
     skip = self.param("D", nn.initializers.normal(1.0), x.shape[-1:])
     if is_decoding(self):
@@ -187,17 +193,19 @@ class S4D(Recurrence):
     y = y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
     if not self.certified:
       return y
+    # Divide by the gain.
     share = self._share(log, inputs, outputs, skip)
     return share.astype(x.dtype)[None, None] * y
 
   def _share(self, log: Pair, b: Pair, c: Pair, skip: jax.Array) -> jax.Array:
-    """Returns 1 over the gain of each channel, at most 1, [d].
+    """Returns min(1, 1 / gain) of each channel, [d].
 
-    That of the longest input, so that it does not depend on padding.
+    The gain is computed for max_len tokens, so it does not depend on padding.
     """
     cached = recall(self, "share")
     if cached is not None:
       return cached
+    # The gain is the greatest modulus of the transfer function on a ring.
     ring = on_ring(*self._kernels(log, b, c, self.max_len))
     ring = ring.at[:, 0].add(skip)
     share = 1 / jnp.maximum(jnp.abs(jnp.fft.rfft(ring)).max(1), 1)
@@ -206,8 +214,14 @@ class S4D(Recurrence):
     return share
 
   def _systems(self, d: int) -> tuple[Pair, Pair, Pair]:
-    """Returns log a and b, pairs of [d, N / 2], and C by direction."""
+    """Creates the parameters and returns the system of each channel.
+
+    Returns:
+      log a and b, pairs of [d, N / 2]; and 2 C, a pair of
+      [directions, d, N / 2].
+    """
     check_pairs(self.state_size)
+    # Create `sets` copies of A and B.
     kept = self.state_size // 2
     sets = self.num_ssm or d
     eigenvalues, start = _start(self.start, self.state_size)
@@ -224,8 +238,9 @@ class S4D(Recurrence):
         "B", lambda _: jnp.stack([part(_) for part in initial], -1)
       )
       parts += [b[..., 0], b[..., 1]]
-    # The channels take the sets in turn.
+    # Assign the sets to the channels in turn.
     parts = [jnp.tile(part, (-(-d // sets), 1))[:d] for part in parts]
+    # Discretise with one step per channel.
     steps = log_uniform(self.step_min, self.step_max)
     step = jnp.exp(self.param("log_dt", steps, (d,)))
     log, factor = discretize(
@@ -235,6 +250,7 @@ class S4D(Recurrence):
     )
     if start is not None:
       factor = times(factor, Pair(*parts[2:]))
+    # Double C for the states that are not kept.
     directions = 1 if self.causal else 2
     init = nn.initializers.normal(math.sqrt(0.5))
     c = self.param("C", init, (directions, d, kept, 2))
@@ -244,6 +260,7 @@ class S4D(Recurrence):
     self, log: Pair, b: Pair, c: Pair, x: jax.Array, mask: jax.Array
   ) -> jax.Array:
     kernels = self._kernels(log, b, c, x.shape[1])
+    # Convolve the tokens, moved before the padding, and move them back.
     x, moved = to_front(wide(x), mask)
     return move_back(convolve(x, *kernels), moved)
 
@@ -253,14 +270,15 @@ class S4D(Recurrence):
       sum_powers(log, times(b, _part(c, i)), n) for i in range(c.real.shape[0])
     ]
     if not self.causal:
-      # The backward kernel begins with the next token.
+      # Shift the backward kernel by one, so that it begins at the next token.
       kernels[1] = jnp.pad(kernels[1], ((0, 0), (1, 0)))[:, :n]
     return kernels
 
   def _continue(
     self, log: Pair, weight: Pair, x: jax.Array, mask: jax.Array
   ) -> jax.Array:
-    """Returns the sums of the recurrence that goes on from the cache."""
+    """Returns Re sum_j C_j h_tj, with states h that continue from the cache."""
+    # One state per channel and eigenvalue, [b, n, d, N / 2].
     x = wide(x)[..., None]
     drive = Pair(x * weight.real, x * weight.imag)
     states, last = linear_scan(
@@ -275,13 +293,13 @@ def _part(x: Pair, index: int) -> Pair:
 
 
 def _start(name: str, size: int) -> tuple[np.ndarray, np.ndarray | None]:
-  """Returns kept eigenvalues [N / 2], and B [N / 2] or None for 1."""
+  """Returns the kept eigenvalues [N / 2], and B [N / 2], or None if B = 1."""
   if choose("start", name, STARTS) == "lin":
     return s4d_lin(size), None
   if name == "inv":
     return s4d_inv(size), None
   eigenvalues, _, b = legs(size)
-  # The second half has positive imaginary parts.
+  # Keep the second half, whose imaginary parts are positive.
   eigenvalues, b = eigenvalues[size // 2 :], b[size // 2 :]
   imag = np.clip(b.imag, -LARGEST_INPUT, LARGEST_INPUT)
   return eigenvalues, b.real + 1j * imag

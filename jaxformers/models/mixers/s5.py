@@ -1,4 +1,4 @@
-"""S5: one diagonal state-space model of all channels."""
+"""S5: one diagonal state-space model for all channels."""
 
 from __future__ import annotations
 
@@ -37,32 +37,34 @@ MODELS.register("s5")(
 )
 
 OUTPUTS = ("lecun", "rows", "complex")
-LARGEST_REAL = -1e-4  # Of an eigenvalue with `clip_eigenvalues`.
+LARGEST_REAL = -1e-4  # Greatest real part with `clip_eigenvalues`.
 
 
 @MIXERS.register("s5")
 class S5(Recurrence):
-  """S5: a state-space model of all channels, x' = Lambda x + B u, gated.
+  """S5: a state-space model for all channels, x' = Lambda x + B u, gated.
 
-  y = 2 Re(C x) + D u goes through the gate. Lambda starts as the eigenvalues of
-  HiPPO-LegS's normal part, in J blocks. One state of each conjugate pair is
-  kept. Parameters have the names and shapes of the authors' code, and as there
-  the present token is in both directions.
+  The gate is applied to y = 2 Re(C x) + D u. Lambda starts as the eigenvalues
+  of the normal part of HiPPO-LegS, in J blocks. One state of each conjugate
+  pair is kept. Parameters have the names and shapes of the authors' code, and
+  both directions include the present token, as in the authors' code.
 
   Source: Smith et al. 2023, https://arxiv.org/abs/2208.04933, section 3 and
   appendix B.
 
   Attributes:
-    state_size: number P of states, of which half are kept.
-    blocks: number J of copies of the start; state_size is a multiple of 2 J.
-    c_init: start of C: "lecun", LeCun's normal numbers times the eigenvectors;
-      "rows", the same by rows ("trunc_standard_normal" of the authors' code);
-      or "complex", normal numbers of variance 1/2 for each part.
-    discretization: "zoh" or "bilinear".
-    step_min, step_max: steps start log-uniformly between these.
-    share_step: True for one step of all states ("dt_global").
-    clip_eigenvalues: True to keep real parts at -1e-4 at most. Without it they
-      may pass 0 in training, as in the authors' code.
+    state_size: number P of states, half of which are kept.
+    blocks: number J of copies of the initial eigenvalues; state_size must be a
+      multiple of 2 J.
+    c_init: initializer of C: "lecun" is LeCun's normal initializer, times the
+      eigenvectors; "rows" has the fan-in of a single row of C
+      ("trunc_standard_normal" in the authors' code); "complex" is normal with
+      variance 1/2 for the real and for the imaginary parts.
+    discretization: discretisation of time, "zoh" or "bilinear".
+    step_min, step_max: range of the initial steps, drawn log-uniformly.
+    share_step: True for one step for all states ("dt_global").
+    clip_eigenvalues: True to clip real parts to at most -1e-4. If False, real
+      parts may become positive in training, as in the authors' code.
     causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
@@ -87,8 +89,9 @@ class S5(Recurrence):
   glu: str = "half1"
 
   def system(self, d: int) -> System:
-    """Returns the system of d channels, whose parameters it makes."""
+    """Creates the parameters and returns the system of d channels."""
     check_pairs(self.state_size, self.blocks)
+    # Eigenvalues Lambda.
     eigenvalues, vectors = _start(self.state_size, self.blocks)
     kept = len(eigenvalues)
     real, imag = (
@@ -100,15 +103,18 @@ class S5(Recurrence):
     )
     if self.clip_eigenvalues:
       real = jnp.minimum(real, LARGEST_REAL)
+    # Step sizes, one per state or one for all.
     steps = log_uniform(self.step_min, self.step_max)
     count = 1 if self.share_step else kept
     step = jnp.exp(self.param("log_step", steps, (count, 1)))[:, 0]
 
+    # B starts as V^* times LeCun's normal numbers, [P / 2, d, 2].
     def init_input(key: jax.Array) -> jax.Array:
       b = LECUN(key, (self.state_size, d))
       return _times(vectors.conj().T, Pair(b, jnp.zeros_like(b)))
 
     b = self.param("B", init_input)
+    # Discretise, and double C for the states that are not kept.
     log, factor = discretize(
       Pair(real, imag), jnp.broadcast_to(step, (kept,)), self.discretization
     )
@@ -123,13 +129,13 @@ class S5(Recurrence):
     )
 
   def _outputs(self, d: int, vectors: np.ndarray) -> jax.Array:
-    """Returns C of one direction or both side by side, [d, kept states, 2]."""
+    """Creates C, with the columns of all directions, [d, columns, 2]."""
     size, kept = vectors.shape
     directions = 1 if self.causal else 2
     if choose("c_init", self.c_init, OUTPUTS) == "complex":
       normal = nn.initializers.normal(math.sqrt(0.5))
       return self.param("C", normal, (d, directions * kept, 2))
-    # LeCun's initializer counts the channels d as inputs, too; by rows not.
+    # LeCun's initializer counts the channels d as inputs; "rows" undoes this.
     scale = math.sqrt(d) if self.c_init == "rows" else 1.0
 
     def init(key: jax.Array) -> jax.Array:
@@ -143,10 +149,11 @@ class S5(Recurrence):
 
 @functools.cache
 def _start(size: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns kept eigenvalues [P / 2] and their eigenvectors [P, P / 2].
+  """Returns the kept eigenvalues [P / 2] and their eigenvectors [P, P / 2].
 
-  Those of negative imaginary parts are kept, as in the authors' code.
+  Eigenvalues with negative imaginary parts are kept, as in the authors' code.
   """
+  # Repeat the first half of the eigenvalues of one block for all blocks.
   eigenvalues, vectors, _ = legs(size // blocks)
   half = size // blocks // 2
   block = np.eye(blocks)
@@ -154,10 +161,14 @@ def _start(size: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _times(matrix: np.ndarray, x: Pair) -> jax.Array:
-  """Returns a complex matrix [m, k] times x [k, d] as pairs [m, d, 2]."""
+  """Returns matrix x for a complex matrix [m, k] and x [k, d].
+
+  The last axis of the result [m, d, 2] holds real and imaginary parts.
+  """
   real, imag = (
     jnp.asarray(part, x.real.dtype) for part in (matrix.real, matrix.imag)
   )
+  # (R + i I) (x + i y) = (R x - I y) + i (R y + I x)
   precise = functools.partial(jnp.matmul, precision=HIGHEST)
   return jnp.stack(
     [

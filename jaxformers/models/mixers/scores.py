@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Accelerators compute float32 products at a lower precision by default. This
-# one is for products whose rounding errors are amplified later.
+# Precision of products whose rounding errors are amplified later. By default
+# accelerators compute float32 products at a lower precision.
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -16,8 +16,8 @@ def dot(q: jax.Array, k: jax.Array, precision: Any = None) -> jax.Array:
   """Returns q k.T in at least float32, [..., n, m].
 
   Args:
-    q: [..., n, e].
-    k: [..., m, e].
+    q: queries, [..., n, e].
+    k: keys, [..., m, e].
     precision: precision of the product; None for the default.
   """
   return jnp.einsum(
@@ -30,25 +30,25 @@ def dot(q: jax.Array, k: jax.Array, precision: Any = None) -> jax.Array:
 
 
 def weigh(scores: jax.Array, seen: jax.Array) -> jax.Array:
-  """Returns the softmax of scores [..., n, m] over the keys that are seen.
+  """Returns the softmax of scores [..., n, m] over the visible keys.
 
   Args:
-    scores: [..., n, m], float32.
-    seen: True where a query sees a key; has the rank of the scores, and axes
-      of 1 where it is shared. A query that sees nothing gets uniform weights.
+    scores: float32 scores, [..., n, m].
+    seen: True where a query sees a key; has the rank of the scores, with axes
+      of size 1 to broadcast. A query that sees no key gets uniform weights.
   """
   return jax.nn.softmax(hide(scores, seen), axis=-1)
 
 
 def hide(scores: jax.Array, seen: jax.Array) -> jax.Array:
-  """Returns scores with the lowest number at keys that are not seen."""
-  # A finite number: the softmax of a row of -inf would be NaN.
+  """Sets the scores of masked keys to the lowest finite number."""
+  # The softmax of a row of -inf would be NaN.
   return jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
 
 
 def exp_below_one(x: jax.Array) -> jax.Array:
-  """Returns exp(x), and 1 where x is positive."""
-  # Not `minimum`, which would halve the gradient at 0.
+  """Returns exp(min(x, 0))."""
+  # `jnp.minimum` would halve the gradient at 0.
   return jnp.exp(jnp.where(x > 0, 0, x))
 
 
@@ -59,7 +59,7 @@ def earlier(
 
   Args:
     n: number of queries.
-    m: number of keys; as many as queries if None.
+    m: number of keys; None for n.
     start: index of the first query.
   """
   return start + jnp.arange(n)[:, None] >= jnp.arange(m or n)[None]

@@ -30,16 +30,17 @@ def sort_weights(
 ) -> jax.Array:
   """Returns Sinkhorn's normalisation of exp(logits), rows before columns.
 
-  Blocks without tokens have neither a row nor a column: their weights are 0,
-  and no sum counts them.
+  The rows and columns of blocks without tokens are 0, and are left out of the
+  sums.
 
   Args:
-    logits: float32 [b, h, B, B].
-    filled: [b, B], True for blocks with a token.
+    logits: float32 logits of pairs of blocks, [b, h, B, B].
+    filled: bool [b, B], True for blocks with a token.
     sort_steps: number of times that rows and columns are normalised.
   """
   pairs = (filled[:, :, None] & filled[:, None])[:, None]
   log_p = hide(logits, pairs)
+  # Normalise rows, then columns, in the logarithm.
   for _ in range(sort_steps):
     for axis in (-1, -2):
       total = jax.nn.logsumexp(log_p, axis=axis, keepdims=True)
@@ -67,10 +68,11 @@ def sinkhorn(
   Each head sorts the B blocks of keys and values by a matrix P [B, B], whose
   rows and columns sum to 1: P is Sinkhorn's normalisation of R / `temperature`,
   with R_i = W_2 relu(sum of W_1 x over the tokens of block i). Place s of the
-  block sorted to i holds sum_j P_ij k_js. Where some blocks have padding at
-  place s, it holds the mean over the others, and counts as often as the sum of
-  their weights says. The parameters W_2 are for blocks of max_len tokens. P has
-  (n / `block_size`)^2 entries, which is far below n up to block_size^2 tokens.
+  block sorted to i holds the key sum_j P_ij k_js. If some blocks have padding
+  at place s, the place holds the weighted mean over the other blocks, and the
+  weight of this key in the softmax is multiplied by the sum of their P_ij. W_2
+  has columns for the blocks of max_len tokens. P has (n / `block_size`)^2
+  entries, which is at most n for up to block_size^2 tokens.
 
   Source: Tay et al. 2020, https://arxiv.org/abs/2002.11296 (Sparse Sinkhorn
   Attention), sections 3.1 to 3.3. Equals softmax attention with one block,
@@ -95,11 +97,12 @@ def sinkhorn(
   kernel = kernel[:, :, :blocks].astype(sums.dtype)
   logits = jnp.einsum("bhie,hej->bhij", jax.nn.relu(sums), kernel)
   p = sort_weights(logits / temperature, tokens.any(2), sort_steps)
-  # Weigh every place of a sorted block, and average keys and values there.
+  # Sum the weights P of the tokens at every place of a sorted block.
   share = jnp.einsum("bhij,bjs->bhis", p, tokens.astype(p.dtype))
   is_seen = share > 1e-6
   divisor = jnp.where(is_seen, share, 1)
 
+  # Average the keys or values at every place, [b, h, B, s, e].
   def sort(a: jax.Array) -> jax.Array:
     a = jnp.where(at_tokens, wide(a), 0)
     y = jnp.einsum("bhij,bhjse->bhise", p, a.astype(p.dtype))

@@ -41,37 +41,40 @@ def skyformer(
 
   Computes kappa([q; k], s) (kappa(s, s) + gamma)^-1 kappa(s, [q; k]) with
   landmarks s, drawn from the tokens with replacement: half are queries and half
-  are keys. The inverse is iterated on D^-1/2 (.) D^-1/2, D the row sums.
+  are keys. The iterative inverse is applied to D^-1/2 (.) D^-1/2, where D are
+  the row sums.
 
   Source: Chen et al. 2021, https://arxiv.org/abs/2111.00035, equations 5 to 8
   and lemma 3. Equals `kernelized` when all tokens are landmarks. Differs from
-  their code: the scale is e^-1/4, there 32^-1/4 for any e; landmarks are tokens
-  also where padding stands between them; evaluation always draws the same
-  landmarks; the inverse starts from the norms of each matrix, there from the
-  greatest of the batch (`inverse_init="batch"`, which makes a sample depend on
-  its batch mates). No causal form: landmarks see all tokens.
+  their code: the scale is e^-1/4, not 32^-1/4 for any e; padding is never a
+  landmark, even between tokens; evaluation always draws the same landmarks; the
+  inverse starts from the norms of each matrix, not from the greatest norm of
+  the batch (`inverse_init="batch"` does, which makes a sample depend on the
+  rest of its batch). No causal form: landmarks see all tokens.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
-  `draw` gives "landmarks": [num_landmarks] in [0, 1), a fraction of the tokens.
+  `draw` returns "landmarks", [num_landmarks] in [0, 1): the landmarks as
+  fractions of the number of tokens.
   """
   _check_options(num_landmarks, gamma, max_len)
-  # Take the landmarks from the queries and the keys.
+  # Draw the positions of the landmarks.
   shape = (num_landmarks,)
   place = draw("landmarks", lambda key: jax.random.uniform(key, shape))
   rank = ranks(place[None], mask.sum(1, keepdims=True))
   index = jnp.take_along_axis(tokens_first(mask), rank, 1)[:, None, :, None]
   scale = q.shape[-1] ** -0.25
   q, k = (wide(a) * scale for a in (q, k))
+  # Take half of the landmarks from the queries, and half from the keys.
   half = num_landmarks // 2
   halves = [
     jnp.take_along_axis(a, i, 2)
     for a, i in ((q, index[:, :, :half]), (k, index[:, :, half:]))
   ]
   s = jnp.concatenate(halves, 2)
-  # Invert their kernel, scaled to row sums near 1.
+  # Invert the kernel of the landmarks, scaled to row sums near 1.
   eye = jnp.eye(num_landmarks, dtype=s.dtype)[None, None]
   square = gaussian(s, s) + gamma * eye
-  # D^-1/2 of the row sums.
+  # D^-1/2, where D are the row sums, [b, h, m].
   d = jax.lax.rsqrt(square.sum(-1))
   inverse = iterative_inverse(
     d[..., None] * square * d[..., None, :], inverse_steps, inverse_init
@@ -84,7 +87,7 @@ def skyformer(
 
 
 def _check_options(num_landmarks: int, gamma: float, max_len: int) -> None:
-  """Raises UserError for too few or odd landmarks, or a negative gamma."""
+  """Raises UserError for an invalid number of landmarks or a negative gamma."""
   if not 2 <= num_landmarks <= 2 * max_len or num_landmarks % 2:
     raise UserError(
       f"num_landmarks={num_landmarks}: half are queries and half keys; give "

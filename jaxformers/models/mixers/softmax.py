@@ -33,7 +33,8 @@ MODELS.register("symmetric_transformer")(
 def step(
   q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache
 ) -> jax.Array:
-  """Causal softmax attention of new tokens, with the keys of earlier ones."""
+  """Computes causal attention of new tokens to these and to cached tokens."""
+  # Append the new keys and values to the cache.
   k, v, seen = cache.extend(k, v)
   weights = weigh(dot(q, k) * q.shape[-1] ** -0.5, seen)
   return jnp.matmul(weights.astype(v.dtype), v)

@@ -1,4 +1,4 @@
-"""Sparse Transformer: attention by the fixed pattern."""
+"""Sparse Transformer: attention with the fixed sparsity pattern."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def sparse(
 ) -> jax.Array:
   """Softmax attention within a block, and to the last tokens of every block.
 
-  Token i sees j if both are in one block of l = `block_size` tokens, or if j is
-  one of the last c = `num_summary` of its block. Time grows as n (l + c n / l),
-  which is n sqrt(n) with l near sqrt(n). The scores are computed block by block
-  and not kept, so memory grows as n.
+  Token i sees token j if both are in one block of l = `block_size` tokens, or
+  if j is one of the last c = `num_summary` tokens of its block. Time grows as
+  n (l + c n / l), which is n sqrt(n) with l near sqrt(n). The scores are
+  computed block by block and not stored, so memory grows as n.
 
   Source: Child et al. 2019, https://arxiv.org/abs/1904.10509, the fixed pattern
   of section 4.3, its two sets merged in every head (section 5.2). Equals
@@ -70,7 +70,7 @@ def sparse(
   def attend_block(
     i: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, tokens: jax.Array
   ) -> jax.Array:
-    # See the block itself, and the summaries of the others.
+    # See the block itself, and the summaries of the other blocks.
     inside = tokens[:, None, None, None]
     if causal:
       inside = inside & earlier(size)[None, None, None]
@@ -82,9 +82,9 @@ def sparse(
     ]
     return attend_to(q[:, :, None], keys, dropout.fold(i))[:, :, 0]
 
-  # Loop over the blocks, so that the scores of a few exist at a time.
+  # Loop over the blocks, so that only GROUP blocks of scores exist at a time.
   parts = [jnp.moveaxis(a, 2, 0) for a in (q, k, v)]
-  # Blocks are numbered, so that each has its own dropout mask.
+  # Number the blocks, so that each has its own dropout mask.
   y = jax.lax.map(
     lambda part: attend_block(*part),
     (jnp.arange(blocks), *parts, jnp.moveaxis(tokens, 1, 0)),

@@ -1,7 +1,8 @@
-"""Linear state-space models x' = A x + B u with a diagonal A: starts and steps.
+"""Initial values and discretisation of state-space models x' = A x + B u.
 
-Tables of eigenvalues are NumPy's in float64; what a step computes is JAX's.
-Complex numbers are pairs of real arrays, as in `scan`.
+A is diagonal. Tables of initial eigenvalues are NumPy arrays in float64;
+functions of trained parameters use JAX. Complex numbers are pairs of real
+arrays there, as in `scan`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from jaxformers.scan import Pair
 
 
 def legs(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the diagonal form of HiPPO-LegS: its normal part, diagonalised.
+  """Returns the diagonalised normal part of HiPPO-LegS.
 
-  The matrix has -sqrt(2n + 1) sqrt(2k + 1) below the diagonal and -(n + 1) on
-  it; with p p^T added, p_n = sqrt(n + 1/2), it is normal.
+  The matrix of HiPPO-LegS has -sqrt(2n + 1) sqrt(2k + 1) below the diagonal and
+  -(n + 1) on the diagonal. Its normal part is its sum with p p^T, where
+  p_n = sqrt(n + 1/2).
 
   Source: Gu et al. 2022, https://arxiv.org/abs/2206.11893, section 3.3;
   Smith et al. 2023, https://arxiv.org/abs/2208.04933, appendix B.1.1.
@@ -35,12 +37,13 @@ def legs(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     eigenvectors as columns of a unitary V [N, N]; and V^* b, [N], with
     b_n = sqrt(2n + 1).
   """
+  # The matrix of HiPPO-LegS and its normal part.
   n = np.arange(size, dtype=np.float64)
   root = np.sqrt(2 * n + 1)
   matrix = -np.tril(np.outer(root, root), -1) - np.diag(n + 1)
   p = np.sqrt(n + 0.5)
   normal = matrix + np.outer(p, p)
-  # All of the diagonal is -1/2, and the rest is skew.
+  # The diagonal of the normal part is -1/2, and the rest is skew-symmetric.
   imag, vectors = np.linalg.eigh(-1j * (normal + np.eye(size) / 2))
   return -0.5 + 1j * imag, vectors, vectors.conj().T @ root
 
@@ -63,19 +66,19 @@ def s4d_inv(size: int) -> np.ndarray:
 
 
 def check_pairs(state_size: int, blocks: int = 1) -> None:
-  """Raises UserError for states that are not pairs of conjugates by block."""
+  """Raises UserError unless each block is made of conjugate pairs of states."""
   if state_size % (2 * blocks):
     raise UserError(
-      f"state_size={state_size} is not pairs of conjugate states in each of "
+      f"state_size={state_size} does not give pairs of conjugate states in "
       f"{blocks} block(s): choose a multiple of {2 * blocks}."
     )
 
 
 def log_uniform(low: float, high: float) -> Callable[..., jax.Array]:
-  """Returns an initializer of logarithms of steps between low and high.
+  """Returns an initializer of log steps, uniform from log(low) to log(high).
 
   Raises:
-    UserError: for low above high.
+    UserError: unless 0 < low <= high.
   """
   if not 0 < low <= high:
     raise UserError(
@@ -91,14 +94,18 @@ def log_uniform(low: float, high: float) -> Callable[..., jax.Array]:
 
 
 def _zoh(eigenvalue: Pair, step: jax.Array) -> tuple[Pair, Pair]:
-  """Zero-order hold: log a = D l, and (a - 1) / l times B."""
+  """Returns log a = D l and the factor (a - 1) / l of the zero-order hold.
+
+  D is the step and l the eigenvalue.
+  """
   log = Pair(eigenvalue.real * step, eigenvalue.imag * step)
-  # a - 1 without cancellation.
+  # a - 1, without cancellation.
   size = jnp.expm1(log.real)
   real = size * jnp.cos(log.imag) - 2 * jnp.sin(log.imag / 2) ** 2
   imag = (size + 1) * jnp.sin(log.imag)
+  # (a - 1) / l = (a - 1) conj(l) / |l|^2
   square = eigenvalue.real**2 + eigenvalue.imag**2
-  # The limit at 0 is the step; divide by 1 there, for the gradient's sake.
+  # The limit at l = 0 is D. Divide by 1 there, so that gradients are finite.
   is_zero = square == 0
   square = jnp.where(is_zero, 1, square)
   l_real, l_imag = eigenvalue
@@ -110,7 +117,11 @@ def _zoh(eigenvalue: Pair, step: jax.Array) -> tuple[Pair, Pair]:
 
 
 def _bilinear(eigenvalue: Pair, step: jax.Array) -> tuple[Pair, Pair]:
-  """log of a = (1 + D l / 2) / (1 - D l / 2), and D / (1 - D l / 2)."""
+  """Returns log a and the factor D / (1 - D l / 2) of the bilinear method.
+
+  a = (1 + D l / 2) / (1 - D l / 2), D is the step and l the eigenvalue.
+  """
+  # log a = log |a| + i arg a, from x + i y = D l / 2.
   x, y = eigenvalue.real * step / 2, eigenvalue.imag * step / 2
   above, below = (1 + x) ** 2 + y**2, (1 - x) ** 2 + y**2
   angle = jnp.arctan2(y, 1 + x) + jnp.arctan2(y, 1 - x)
@@ -124,19 +135,19 @@ METHODS = {"zoh": _zoh, "bilinear": _bilinear}
 def discretize(
   eigenvalue: Pair, step: jax.Array, method: str
 ) -> tuple[Pair, Pair]:
-  """Returns log a and the factor of B of h_t = a h_(t-1) + factor B u_t.
+  """Returns log a and `factor` in h_t = a h_(t-1) + factor B u_t.
 
   Source: Gu et al. 2022, https://arxiv.org/abs/2206.11893, section 3.1.
 
   Args:
-    eigenvalue: a pair of any shape, eigenvalues of A.
-    step: step size, of the same shape.
-    method: "zoh", zero-order hold, or "bilinear".
+    eigenvalue: eigenvalues of A, a pair of arrays of any shape.
+    step: step sizes, an array of the shape of the eigenvalues.
+    method: "zoh" for a zero-order hold, or "bilinear".
   """
   return METHODS[choose("discretization", method, METHODS)](eigenvalue, step)
 
 
 def exponential(log: Pair) -> Pair:
-  """Returns exp of a pair."""
+  """Returns exp(log) of complex numbers."""
   size = jnp.exp(log.real)
   return Pair(size * jnp.cos(log.imag), size * jnp.sin(log.imag))

@@ -31,7 +31,7 @@ KINDS = (
   "factorized_dense",
   "dot",
 )
-# Arrays of each sample [b, ...], and what maps those of one to [h, n, n].
+# Arrays [b, ...], and a function of one sample's arrays to logits [h, n, n].
 Logits = tuple[tuple[jax.Array, ...], Callable[..., jax.Array]]
 
 
@@ -61,23 +61,23 @@ def synthesizer(
       sqrt(max_len) logits each.
     dot: q k.T / sqrt(e), as in the Transformer.
 
-  All kinds but "dot" have parameters for max_len positions. Time and memory
-  grow as n^2, as in softmax attention.
+  All kinds except "dot" have parameters for max_len positions. Time and memory
+  grow as n^2.
 
   Source: Tay et al. 2021, https://arxiv.org/abs/2005.00743, section 3. Equals
   softmax attention with kind "dot". Differs from LRA's code: no reshape mixes
-  heads and positions, padding is never seen, and a mixture has weights (there:
-  a sum).
+  heads and positions, padding is masked, and a mixture has weights, where LRA's
+  code takes a sum.
 
   Shapes: v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
-  # Check the kinds, of which each has parameters of its name.
+  # Check the kinds: each may occur once, since it names its parameters.
   kinds = [choose("kind of synthesizer", k, KINDS) for k in kind.split("+")]
-  # The range of this name is Informer's, of real numbers.
+  # The registered range of the name `factor`, Informer's, admits real numbers.
   if len(set(kinds)) < len(kinds) or factor < 1 or not isinstance(factor, int):
     raise UserError(
-      f"kind={kind!r}, factor={factor}: name a kind once, and give an integer "
-      "factor of at least 1."
+      f"kind={kind!r}, factor={factor}: name each kind at most once, and give "
+      "an integer factor of at least 1."
     )
   h, n, e = v.shape[1:]
   normal = nn.initializers.normal
@@ -94,15 +94,16 @@ def synthesizer(
     return (hidden,), apply
 
   def make_logits(kind: str) -> Logits:
-    """Returns the arrays of each sample, and what maps these to [h, n, n]."""
+    """Returns arrays, and a function of one sample's arrays to [h, n, n]."""
     square = (h, max_len, max_len)
-    # Cut the parameters for max_len positions to the n at hand.
+    # Cut the parameters for max_len positions to the current n.
     if kind == "random":
       learned = param(kind, normal(1.0), square)
       return (), lambda: learned[:, :n, :n]
     if kind == "fixed_random":
       drawn = draw(kind, lambda key: jax.random.normal(key, square))
       return (), lambda: drawn[:, :n, :n]
+    # R_1 R_2.T
     if kind == "factorized_random":
       init, shape = normal(factor**-0.25), (h, max_len, factor)
       r = [param(f"{kind}_{i}", init, shape)[:, :n] for i in (1, 2)]
@@ -121,6 +122,7 @@ def synthesizer(
         return apply_first(x)[..., j % a] * apply_second(y)[..., j // a]
 
       return (*first, *second), multiply
+    # kind == "dot": q k.T / sqrt(e)
     return (project("query"), project("key")), lambda q, k: dot(q, k) / e**0.5
 
   # Add the logits of all kinds, with learned convex weights.
@@ -132,8 +134,8 @@ def synthesizer(
 
   def add_logits(arrays: Any) -> jax.Array:
     return sum(
-      share * function(*own)
-      for share, function, own in zip(shares, functions, arrays, strict=True)
+      share * function(*inputs)
+      for share, function, inputs in zip(shares, functions, arrays, strict=True)
     )
 
   @jax.checkpoint
@@ -144,15 +146,17 @@ def synthesizer(
     return sum_values([scores], [v], dropout.fold(number))
 
   def attend_in_turn() -> jax.Array:
-    # Samples take turns on a CPU, so that the scores of one are in memory.
+    # On a CPU, loop over samples, so that memory holds one sample's scores.
     return each_sample(attend_sample, jnp.arange(v.shape[0]), arrays, v, mask)
 
   if any(arrays) or dropout.key is not None:
     return attend_in_turn()
-  # All samples share the exponentials, and mask the values in their place.
+  # Logits without arrays per sample are equal for all samples. Compute the
+  # exponentials once, and mask the values instead of the logits.
   sums, total = _sum_shared(add_logits(arrays), v, mask, causal=causal)
-  # The sums underflow where padding has logits far above those of all tokens;
-  # then all samples take turns. The square of the bound is in the gradient.
+  # The sums underflow if the logits of padding are far above the logits of all
+  # tokens. In this case, compute each sample separately. The bound is not lower
+  # because the gradient divides by its square.
   is_exact = total > 1e-15
   y = (sums / jnp.where(is_exact, total, 1)).astype(v.dtype)
   return jax.lax.cond(is_exact.all(), lambda: y, attend_in_turn)
@@ -161,22 +165,25 @@ def synthesizer(
 def _sum_shared(
   logits: jax.Array, v: jax.Array, mask: jax.Array, *, causal: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the sums of values under exp(logits), and those of the weights.
+  """Returns the sums of the values under exp(logits), and of the weights.
 
   Args:
-    logits: [h, n, n].
+    logits: logits that all samples share, [h, n, n].
     v: values, [b, h, n, e].
-    mask: [b, n], True at tokens.
-    causal: True if token i sees tokens up to i alone.
+    mask: bool [b, n], True at tokens.
+    causal: True if token i sees only tokens up to i.
 
   Returns:
-    Float32 arrays [b, h, n, e] and [b, h, n, 1].
+    The sums of the values [b, h, n, e], and of the weights [b, h, n, 1], in
+    float32.
   """
   b, h, n, e = v.shape
+  # Mask later tokens, and find the maximum of each row.
   if causal:
     logits = hide(logits, earlier(n)[None])
   top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-  # Multiply the values of all samples, and ones for the sums of the weights.
+  # Put the values of all samples, and ones for the sums of the weights, into
+  # columns; set padding to 0; then multiply all columns by the weights at once.
   ones = jnp.ones((b, h, n, 1), top.dtype)
   columns = jnp.concatenate([wide(v), ones], -1)
   columns = jnp.where(mask[:, None, :, None], columns, 0)

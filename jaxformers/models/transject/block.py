@@ -1,4 +1,4 @@
-"""The modules of TransJect: they own the parameters of `layer`."""
+"""The modules of TransJect, which own the parameters of `layer`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SIGMAS = ("eigenvalues", "learned")
 
 
 class ResidualScale(nn.Module):
-  """a = alpha / L of one layer (equation 5), a float32 scalar in [0, 1/L)."""
+  """Scale a = alpha / L of one layer (equation 5), float32 in [0, 1/L)."""
 
   num_layers: int
 
@@ -56,25 +56,26 @@ class ResidualScale(nn.Module):
 
 @MIXERS.register("transject")
 class TransJect(nn.Module):
-  """sum_e lambda_e (alpha / L) ELU(x U_e Sigma V_e): what a layer adds to x.
+  """Residual branch f(x) = (alpha / L) sum_e lambda_e ELU(x U_e Sigma V_e).
 
-  Tokens meet only in Sigma, made once from the embedded sequence and carried
-  from layer to layer, and in the gate. For two tokens of one sample x plus
-  this is injective and Lipschitz: distances change by 1 - alpha/L to
-  1 + alpha/L. For two sequences the gating "certified" gives the same, if they
-  have one Sigma; the paper's gate does not (docs/theory.md).
+  Tokens are mixed only in Sigma and in the gate. Sigma is computed once from
+  the embedded sequence, and carried from layer to layer. For two tokens of one
+  sample x + f(x) is injective and Lipschitz: their distance changes by a factor
+  from 1 - alpha/L to 1 + alpha/L. With the gating "certified" this also holds
+  for two sequences with equal Sigma; with the paper's gate it does not
+  (docs/theory.md).
 
   Attributes:
     num_experts: number E of experts.
-    gating: "paper", the softmax over pooled expert outputs of the paper's
-      authors, or "certified", see `gate.certified_gate`.
-    sigma: "eigenvalues" of the embedded tokens (TransJect), or "learned", one
-      vector for all samples (Random-TransJect).
+    gating: "paper" for the gate of the paper's authors, a softmax over pooled
+      expert outputs, or "certified" for `gate.certified_gate`.
+    sigma: "eigenvalues" of the embedded tokens (TransJect), or "learned" for
+      one vector for all samples (Random-TransJect).
     reconstruction_weight: weight of the reconstruction error in the loss, for
-      "eigenvalues". 1e-3 is also the authors', of an error that is n^2 / d^2
-      times as large (`sigma.eigenvalues`).
-    residual: the block's `ResidualScale`, shared with it; a new one if None.
-    orthogonal_map: in `orthogonal.MAPS`.
+      "eigenvalues". The authors' weight is also 1e-3, but of an error that is
+      n^2 / d^2 times as large (`sigma.eigenvalues`).
+    residual: `ResidualScale` that the block shares; None to create one.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters, Sigma and gate are float32.
   """
 
@@ -90,29 +91,29 @@ class TransJect(nn.Module):
   def weights(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[Experts, jax.Array]:
-    """Returns the weights of the mixture, and Sigma: `carry`, if there is one.
+    """Returns the weights of the mixture, and Sigma.
 
     Args:
-      x: [b, n, d], embedded tokens where carry is None.
-      mask: [b, n], True at tokens.
-      carry: Sigma, or None before the first layer.
+      x: tokens [b, n, d]; the embedded tokens if `carry` is None.
+      mask: bool [b, n], True at tokens.
+      carry: Sigma, or None before the first layer, which computes Sigma.
     """
     d = x.shape[-1]
     if self.num_experts < 1:
       raise UserError(
-        f"num_experts={self.num_experts}: at least one is needed."
+        f"num_experts={self.num_experts} is below 1: give 1 or more."
       )
     shape = (self.num_experts, d, d)
-    # Parameters: residual scale, rotations of all experts, and the gate.
+    # Create the residual scale, the rotations of all experts, and the gate.
     a = (self.residual or ResidualScale(1, name="residual"))()
     u = rotation(self, "u", shape, self.orthogonal_map)
     v = rotation(self, "v", shape, self.orthogonal_map)
     if choose("gating", self.gating, GATINGS) == "paper":
       w = self.param("gate", nn.initializers.normal(d**-0.5), (d,))
-    else:  # Small, for the layer is divided by what grows with it.
+    else:  # Start small: the layer is divided by a constant that grows with w.
       init = nn.initializers.normal(0.1 * d**-0.5)
       w = self.param("gate", init, (self.num_experts, d))
-    # The first layer makes Sigma; the later ones receive it as the carry.
+    # The first layer computes Sigma; later layers receive it as the carry.
     sigma = self._first_sigma(x, mask) if carry is None else carry
     return Experts(u, v, w, a, self.get_variable(DERIVED, "folded")), sigma
 
@@ -155,24 +156,26 @@ class TransJect(nn.Module):
 class Injective(nn.Module):
   """TransJect's layer: no normalisation, residuals scaled by a = alpha/L.
 
-  x + a G(x) with G the mixture of experts, then x + a H(x) with H the
-  orthogonal feed-forward. G and H are 1-Lipschitz and a < 1/L, so distances of
-  two tokens of one sample change by (1 - a)^2 to (1 + a)^2.
+  The layer is y = x + a G(x), then y + a H(y), with the mixture of experts G
+  and the orthogonal feed-forward H. G and H are 1-Lipschitz and a < 1/L, so the
+  distance of two tokens of one sample changes by a factor from (1 - a)^2 to
+  (1 + a)^2.
 
   Source: TransJect, equations 5 to 8.
 
   Attributes:
-    mixer: makes the `TransJect`; called with a name and the shared `residual`.
+    mixer: function of a name and of the shared `residual` that returns the
+      `TransJect`.
     num_layers: number L of layers of the encoder.
     layer: index of this layer, from 0; not used here.
-    orthogonal_map: in `orthogonal.MAPS`.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
 
   concatenate_positions: ClassVar[bool] = True
   final_norm: ClassVar[bool] = False
-  # Stacked matrices that every token meets one after the other: they are not
-  # spread over devices as experts are.
+  # Stacked matrices that are applied one after the other. They are not spread
+  # over devices, as experts are.
   in_turn: ClassVar[tuple[str, ...]] = ("feed_forward",)
 
   mixer: Callable[..., TransJect]
@@ -193,7 +196,7 @@ class Injective(nn.Module):
     experts, sigma = mixer.weights(x, mask, carry)
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
-    # Apply the layer as the same pure function that the inverse undoes.
+    # Apply the layer as a pure function, which has an inverse.
     layers = mixer.layers(self.num_layers)
     y, side = layers.forward(Weights(experts, w, bias), x, sigma, mask)
     self.sow("intermediates", layers.side_name, side)
@@ -203,7 +206,7 @@ class Injective(nn.Module):
   def invertible(self) -> TransJectLayers | None:
     """Returns all layers as pure functions, for an unbound block.
 
-    None for classes made of these, whose forward pass may differ.
+    Returns None for subclasses, whose forward pass may differ.
     """
     mixer = self.mixer(parent=None)
     if type(self) is not Injective or type(mixer) is not TransJect:
@@ -214,10 +217,10 @@ class Injective(nn.Module):
   def derive(
     self, params: Mapping[str, Any], rotations: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Returns the products that a step makes of the parameters of all layers.
+    """Returns the products of weights that a step computes once, per layer.
 
     Args:
       params: parameters of the stack of layers.
-      rotations: its orthogonal matrices.
+      rotations: orthogonal matrices of the stack of layers.
     """
     return fold(params, rotations, self.orthogonal_map)

@@ -1,9 +1,10 @@
 """TransJect's layer as pure functions: forward, inverse and certificate.
 
-A layer is x + a G(x), then y + a H(y), with G the mixture of experts, H the
-orthogonal feed-forward and a = alpha / L < 1/L. Once the gate's weights are
-given G and H are 1-Lipschitz, so each half is undone by a fixed point and
-distances of two tokens of one sample change by (1 - a)^2 to (1 + a)^2.
+A layer is y = x + a G(x), then y + a H(y), with the mixture of experts G, the
+orthogonal feed-forward H and a = alpha / L < 1/L. For fixed weights of the
+experts G and H are 1-Lipschitz. Therefore fixed points invert both branches,
+and the distance of two tokens of one sample changes by a factor from
+(1 - a)^2 to (1 + a)^2.
 """
 
 from __future__ import annotations
@@ -46,16 +47,17 @@ from jaxformers.models.transject.sigma import (
 )
 from jaxformers.models.variables import DERIVED, find_rotations
 
-# tanh reaches 1 in float32; a weight of 1 would cost injectivity at L = 1.
+# tanh can round to 1 in float32. A layer with alpha = 1 and L = 1 would not be
+# injective.
 _BELOW_ONE = 1 - 1e-6
 
 
 def residual_weight(r: jax.Array) -> jax.Array:
-  """Returns alpha in [0, 1) from an unconstrained r: |tanh(r)|, kept below 1.
+  """Returns alpha = |tanh(r)|, kept below 1, from an unconstrained r.
 
-  Zero with slope one at r = 0, so that training starts from the identity
-  (ReZero) and leaves it; the paper asks for (0, 1) and a zero start, which
-  contradict each other.
+  At r = 0 alpha is 0 with slope 1, so training starts from the identity
+  (ReZero) and gradients can change alpha. The paper asks for alpha in (0, 1)
+  and for a start at 0, which contradict each other.
   """
   t = jnp.tanh(r)
   return _BELOW_ONE * jnp.where(r >= 0, t, -t)
@@ -65,10 +67,11 @@ class Experts(NamedTuple):
   """Weights of the mixture of a layer.
 
   Attributes:
-    u, v: [e, d, d], orthogonal, float32.
-    gate: float32 [d], or [e, d] for the gating "certified".
+    u, v: orthogonal matrices U and V of the experts, float32 [e, d, d].
+    gate: weights w of the gate, float32 [d], or [e, d] for "certified".
     a: alpha / L, a float32 scalar.
-    folded: U diag(sigma) V of all experts if it is known, as `folded` has it.
+    folded: product U diag(sigma) V of all experts, from the function `folded`;
+      None if it was not computed.
   """
 
   u: jax.Array
@@ -83,8 +86,8 @@ class Weights(NamedTuple):
 
   Attributes:
     experts: weights of the mixture.
-    feed_forward: [2, d, d], orthogonal.
-    bias: [2, d], of the feed-forward.
+    feed_forward: orthogonal matrices of the feed-forward, [2, d, d].
+    bias: biases of the feed-forward, [2, d].
   """
 
   experts: Experts
@@ -93,28 +96,31 @@ class Weights(NamedTuple):
 
 
 def folded(u: jax.Array, sigma: jax.Array, v: jax.Array) -> jax.Array:
-  """Returns U diag(sigma) V of all experts under one Sigma -> f32 [e, d, d].
+  """Returns U_e diag(sigma) V_e of all experts, float32 [e, d, d].
 
   Args:
-    u, v: float32 [e, d, d], orthogonal.
-    sigma: float32 [1, d], shared by all samples.
+    u, v: orthogonal matrices, float32 [e, d, d].
+    sigma: Sigma that all samples share, float32 [1, d].
   """
   return jnp.matmul(u * sigma, v, precision=HIGHEST)
 
 
 def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
-  """Returns ELU(x U_e diag(sigma) V_e) of every expert e -> e times [b, n, d].
+  """Returns ELU(x U_e diag(sigma) V_e) for every expert e.
 
-  With more tokens than channels the product of the three is made first, once
-  for each sample (once for all if sigma is shared, or not at all if it is
-  known): half the work. A list, not one array with an axis for the experts,
-  because XLA transposes that on CPUs; but one array where experts lie on
-  several devices.
+  With more tokens than channels the three matrices are multiplied first, which
+  halves the work: once per sample, once in total if all samples share sigma, or
+  not at all if `experts.folded` is given. The result is a list, because XLA on
+  CPUs would transpose an array with an axis of experts. It is one array if the
+  experts are spread over several devices.
 
   Args:
-    x: [b, n, d] in the compute type.
+    x: tokens [b, n, d] in the compute type.
     experts: weights of the layer's mixture.
-    sigma: float32 [b, d], or [1, d] if shared by the samples.
+    sigma: float32 [b, d], or [1, d] if all samples share it.
+
+  Returns:
+    A list of e arrays [b, n, d], or one array [e, b, n, d].
   """
   n, d = x.shape[1:]
 
@@ -124,7 +130,7 @@ def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
     if u_sigma_v is not None:
       y = product(x, u_sigma_v.astype(x.dtype))
     elif n > d:
-      # In this order: one with U V first would be [d, d, d].
+      # Multiply U diag(sigma) by V; other orders need an array [d, d, d].
       matrix = product(u[None] * sigma[:, None], v, HIGHEST).astype(x.dtype)
       if matrix.shape[0] == 1:
         y = product(x, matrix[0])
@@ -135,7 +141,7 @@ def expert_outputs(x: jax.Array, experts: Experts, sigma: jax.Array) -> Outputs:
       y = product(y, v.astype(x.dtype))
     return elu(y)
 
-  # Map over the experts at once where they lie on several devices.
+  # Use one batched call if the experts are spread over several devices.
   stacked = experts.u, experts.v, experts.folded
   if experts_are_spread():
     return jax.vmap(output)(stacked)
@@ -154,25 +160,26 @@ def mixture(
   gating: str,
   weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns a sum_e lambda_e ELU(x U_e diag(sigma) V_e), which is added to x.
+  """Returns the residual branch a sum_e lambda_e ELU(x U_e diag(sigma) V_e).
 
   Args:
-    x: [b, n, d] in the compute type.
+    x: tokens [b, n, d] in the compute type.
     experts: weights of the layer's mixture.
     sigma: float32 [b, d] or [1, d].
-    mask: [b, n], True at tokens.
+    mask: bool [b, n], True at tokens.
     gating: "paper", or "certified", which divides by `certified_constant`.
-    weights: lambda, float32 [b, e], if it is known; it is not computed then.
+    weights: weights lambda of the experts, float32 [b, e]; None to compute them
+      by the gate.
 
   Returns:
-    [b, n, d] in the type of x, and lambda.
+    The branch [b, n, d] in the dtype of x, and lambda.
   """
   a = experts.a
   # Apply every expert to the tokens.
   f = expert_outputs(x, experts, sigma)
-  # Weigh the experts; the inverse gives the weights of the forward pass.
+  # Compute lambda; the inverse passes lambda of the forward pass.
   if weights is None:
-    if len(experts.u) == 1:  # A softmax of one.
+    if len(experts.u) == 1:  # The softmax of a single logit is 1.
       weights = jnp.ones((x.shape[0], 1), jnp.float32)
     elif gating == "certified":
       weights = certified_gate(x, experts.gate, mask)
@@ -180,7 +187,7 @@ def mixture(
       weights = gate(x, f, a, experts.gate, mask)
   if gating == "certified":
     a = a / certified_constant(experts.gate)
-  # Sum the outputs by a lambda: one factor for each sample and expert.
+  # Sum the outputs with the factors a lambda_e, [b, e].
   scaled = (a * weights).astype(x.dtype)
   if not isinstance(f, list):
     return jnp.einsum("be,ebnd->bnd", scaled, f), weights
@@ -198,14 +205,14 @@ def orthogonal_feed_forward(
   Source: TransJect, equation 7.
 
   Args:
-    x: [b, n, d].
-    w: [2, d, d], orthogonal.
-    bias: [2, d].
+    x: tokens, [b, n, d].
+    w: orthogonal matrices W_1 and W_2, [2, d, d].
+    bias: biases b_1 and b_2, [2, d].
 
   Returns:
-    [b, n, d] in the type of x.
+    The outputs [b, n, d] in the dtype of x.
   """
-  # An orthogonal map keeps distances, and ELU expands none.
+  # Orthogonal maps preserve distances, and ELU is 1-Lipschitz.
   for matrix, b in zip(w.astype(x.dtype), bias.astype(x.dtype), strict=True):
     x = elu(product(x, matrix) + b[None, None])
   return x
@@ -216,22 +223,22 @@ def fold(
 ) -> dict[str, Any]:
   """Returns `folded` of every layer of a stack whose samples share Sigma.
 
-  A step or an evaluation makes them once, for all that it reads.
+  A training step or an evaluation computes these products once.
 
   Args:
-    params: parameters of the stack, {"layer_0": ...} among them.
-    rotations: orthogonal matrices of the same tree.
-    orthogonal_map: name of the map that made them.
+    params: parameters of the stack, a dict with the keys "layer_0", ...
+    rotations: orthogonal matrices of the stack, a tree with the same keys.
+    orthogonal_map: name of the map of the orthogonal matrices.
 
   Returns:
-    {"layer_0": {"mixer": {"folded": [e, d, d]}}, ...}; {} where samples have a
-    Sigma of their own.
+    {"layer_0": {"mixer": {"folded": [e, d, d]}}, ...}; {} if each sample has
+    its own Sigma.
   """
   u, v = (orthogonal.parameter_name(name, orthogonal_map) for name in "uv")
   first = params["layer_0"]["mixer"]
   if "sigma" not in first:
     return {}
-  # The first layer owns Sigma; all others share it.
+  # The first layer owns Sigma, and all layers share it.
   sigma = learned_sigma(first["sigma"])
   mixers = {
     name: tree["mixer"]
@@ -245,14 +252,14 @@ def fold(
 
 
 def interval(mixture: float, feed_forward: float) -> Interval:
-  """Returns the factors by which a layer may change a distance: (low, high).
+  """Returns the least and greatest factor by which a layer changes a distance.
 
-  (1 - m)(1 - h) to (1 + m)(1 + h); the lowest is 0, which says nothing, if a
-  branch is not a contraction.
+  They are (1 - m)(1 - h) and (1 + m)(1 + h). The least factor is 0, a trivial
+  bound, if a branch is not a contraction.
 
   Args:
-    mixture: m, a Lipschitz constant of the first residual branch.
-    feed_forward: h, of the second.
+    mixture: Lipschitz constant m of the first residual branch.
+    feed_forward: Lipschitz constant h of the second residual branch.
   """
   lowest = max(0.0, 1 - mixture) * max(0.0, 1 - feed_forward)
   return lowest, (1 + mixture) * (1 + feed_forward)
@@ -260,15 +267,14 @@ def interval(mixture: float, feed_forward: float) -> Interval:
 
 @dataclasses.dataclass(frozen=True)
 class TransJectLayers(InvertibleLayers):
-  """The layers of TransJect and Random-TransJect.
+  """Layers of TransJect and Random-TransJect, which share Sigma.
 
-  They share Sigma. Besides a layer's output, the inverse needs the experts'
-  weights, float32 [b, e].
+  The inverse needs a layer's output and the experts' weights, float32 [b, e].
 
   Attributes:
     num_layers: number of layers.
     gating, sigma, reconstruction_weight: see `block.TransJect`.
-    orthogonal_map: in `orthogonal.MAPS`.
+    orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type.
   """
 
@@ -291,6 +297,7 @@ class TransJectLayers(InvertibleLayers):
       orthogonal.parameter_name, orthogonal_map=self.orthogonal_map
     )
 
+    # Collect the parameters and the orthogonal matrices of one layer.
     def layer_weights(layer: str) -> Weights:
       free, matrices = params[layer], rotations[layer]
       experts = Experts(
@@ -307,10 +314,11 @@ class TransJectLayers(InvertibleLayers):
   def shared(
     self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
   ) -> Shared:
-    """Returns Sigma of all layers from the embedded tokens x [b, n, d]."""
+    """Returns Sigma of all layers, from the embedded tokens x [b, n, d]."""
     free = variables["params"]["layer_0"]["mixer"]
     if self.sigma == "learned":
       return self.sown(learned_sigma(free["sigma"]), None)
+    # Compute the eigenvalues of the embedded tokens in the learned basis.
     name = orthogonal.parameter_name("basis", self.orthogonal_map)
     if "rotations" in variables:
       basis = variables["rotations"]["layer_0"]["mixer"][name]
@@ -319,11 +327,11 @@ class TransJectLayers(InvertibleLayers):
     return self.sown(*eigenvalues(x, basis, mask))
 
   def sown(self, sigma: jax.Array, error: jax.Array | None) -> Shared:
-    """Returns Sigma with what a model sows of it.
+    """Returns Sigma with the loss and the intermediates that a model sows.
 
     Args:
       sigma: float32 [b, d] or [1, d].
-      error: float32 [b], of the reconstruction; None for a learned Sigma.
+      error: reconstruction error, float32 [b]; None for a learned Sigma.
     """
     if error is None:
       return Shared(sigma, {"intermediates": {"sigma": sigma}})
@@ -344,7 +352,7 @@ class TransJectLayers(InvertibleLayers):
     side: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the layer's output and the experts' weights."""
-    # Add the mixture, then the feed-forward of the result.
+    # y = x + a G(x), then y + a H(y).
     y, side = self._mixture(weights, x, shared, mask, side)
     x = whole_tokens(x + y.astype(x.dtype))
     return x + self._feed_forward(weights, x), side
@@ -369,7 +377,10 @@ class TransJectLayers(InvertibleLayers):
     return weights.experts.a * y.astype(x.dtype)
 
   def mixing_rate(self, weights: Weights) -> jax.Array:
-    """Returns the rate of the mixture: a, or a / c if certified."""
+    """Returns the factor of the mixture: a, or a / c if certified.
+
+    c is the `certified_constant` of the gate.
+    """
     if self.gating == "certified":
       return weights.experts.a / certified_constant(weights.experts.gate)
     return weights.experts.a
@@ -385,9 +396,9 @@ class TransJectLayers(InvertibleLayers):
     constants: Mapping[str, Any] | None = None,
     max_steps: int = MAX_STEPS,
   ) -> jax.Array:
-    """Returns the layer's input: the feed-forward is undone, then the mixture.
+    """Returns the layer's input: inverts the feed-forward, then the mixture.
 
-    Without `constants` the matrices are taken for orthogonal.
+    Without `constants` the matrices are assumed to be exactly orthogonal.
     """
     if constants is None:
       constants = {
@@ -395,14 +406,14 @@ class TransJectLayers(InvertibleLayers):
         "feed_forward": weights.experts.a,
       }
     stop = {"mask": mask, "max_steps": max_steps, "dtype": self.dtype}
-    # Undo the feed-forward, which was added last.
+    # Invert y + a H(y).
     middle, _ = solve(
       y,
       lambda x: self._feed_forward(weights, x),
       constants["feed_forward"],
       **stop,
     )
-    # Undo the mixture, with the experts' weights of the forward pass.
+    # Invert x + a G(x), with the experts' weights of the forward pass.
     x, _ = solve(
       middle,
       lambda x: self._mixture(weights, x, shared, mask, side)[0],
@@ -414,10 +425,11 @@ class TransJectLayers(InvertibleLayers):
   def constants(self, weights: Weights, shared: Any) -> dict[str, float]:
     """Returns Lipschitz constants of both branches, by float64 singular values.
 
-    a max_e |U_e| |Sigma| |V_e| for the mixture with its weights given (a / c
-    with the certified gate), and a |W_1| |W_2| for the feed-forward.
+    The constant of the mixture, for fixed weights of the experts, is
+    a max_e |U_e| |Sigma| |V_e|, with a / c instead of a for the certified gate.
+    The constant of the feed-forward is a |W_1| |W_2|.
     """
-    # Spectral norms: u and v [e], w [2].
+    # Compute the spectral norms of U and V, [e], and of W, [2].
     u, v, w = (
       np.linalg.norm(np.asarray(matrices, np.float64), 2, (-2, -1))
       for matrices in (
@@ -427,7 +439,7 @@ class TransJectLayers(InvertibleLayers):
       )
     )
     largest = float(np.abs(np.asarray(shared, np.float64)).max())
-    # ELU is 1-Lipschitz, so the norms of the matrices multiply.
+    # Multiply the norms of the matrices, since ELU is 1-Lipschitz.
     rate = float(self.mixing_rate(weights))
     return {
       "mixture": rate * largest * float((u * v).max()),
@@ -439,18 +451,19 @@ class TransJectLayers(InvertibleLayers):
   ) -> dict[str, Any]:
     """Returns a, the constants of both branches, and the two intervals.
 
-    `tokens` bounds pairs of one sample, for which gate and Sigma are the same:
-    theorem 2 of the paper with measured norms. `sequences` bounds pairs of
-    sequences under one mask and one Sigma in the Frobenius norm. With the
-    gating "certified" that holds everywhere; with the paper's gate, whose part
-    is e |w| (1 + m) |X| / 2 times m, for sequences of at most the given norm.
+    `tokens` bounds the distance of two tokens of one sample, which have equal
+    gate and Sigma: theorem 2 of the paper with measured norms. `sequences`
+    bounds the Frobenius distance of two sequences with equal masks and equal
+    Sigma. With the gating "certified" this bound holds for all sequences. With
+    the paper's gate it holds for sequences of at most the given norm, since the
+    gate adds m e |w| (1 + m) |X| / 2 to the constant m of the mixture.
     """
     constants = self.constants(weights, shared)
     mixture, w = constants["mixture"], weights.experts.gate
     if self.gating == "certified":
       across = mixture * float(certified_constant(w))
     else:
-      # Bound how far the gate moves between sequences of at most this norm.
+      # Bound the change of the gate between sequences of at most this norm.
       count = len(weights.experts.u)
       moved = count * float(jnp.linalg.norm(w)) * (1 + mixture) * norm / 2
       across = mixture * (1 + moved)
@@ -465,15 +478,17 @@ class TransJectLayers(InvertibleLayers):
   def bound(
     self, weights: Weights, shared: Any, *, exact: bool = True
   ) -> Bound | None:
-    """Returns bounds of the output: see `InvertibleLayers.bound`.
+    """Returns bounds of the output's change: see `InvertibleLayers.bound`.
 
-    For a learned Sigma, with the certified gate or one expert. With one expert
-    no tokens meet: a token that does not move does not move others.
+    They exist for a learned Sigma with the certified gate or a single expert,
+    and are None otherwise. With a single expert tokens are not mixed: a change
+    of one token changes no other token.
     """
     is_alone = len(weights.experts.u) == 1
     if self.sigma != "learned" or not (is_alone or self.gating == "certified"):
       return None
-    # A certified gate is divided by what it adds: its branch has the rate a.
+    # The changes of a certified gate multiply the constant a / c of the mixture
+    # by c.
     across = 1.0 if is_alone else certified_constant(weights.experts.gate)
     rates: tuple[Any, Any]
     if exact:
@@ -496,31 +511,33 @@ class TransJectLayers(InvertibleLayers):
     return move
 
   def scope(self) -> str:
-    """Returns the pairs that `sequences` speaks of, as a noun phrase."""
+    """Returns the pairs that `sequences` applies to, as a noun phrase."""
     scope = super().scope()
     if self.gating == "paper":
-      scope += ", before every layer no larger than those measured"
+      scope += ", before every layer no larger than the measured ones"
     return scope + (
       " and with one Sigma" if self.sigma == "eigenvalues" else ""
     )
 
   def remarks(self, *, bounded: bool) -> list[str]:
-    """Returns what the paper's gate and Sigma leave open."""
+    """Returns remarks on the limits of the paper's gate and of Sigma."""
     remarks = []
     if not bounded and self.gating == "paper":
       remarks.append(
-        "The paper's gate depends on what it weighs; "
+        "The paper's gate depends on the outputs that it weighs; "
         'model.mixer.gating="certified" has a bound.'
       )
     if self.sigma == "eigenvalues":
       remarks.append(
-        "The ascent between sequences lets Sigma change with them, beyond this."
+        "The ascent between sequences also changes Sigma, beyond this bound."
       )
     return remarks
 
   def parts(self, weights: Weights, x: jax.Array, shared: Any) -> jax.Array:
-    """Returns x + r F_e(x) of every expert, r the rate -> [b, e, n, d]."""
-    # Expert e alone, without the gate.
+    """Returns x + r F_e(x) of every expert e, [b, e, n, d].
+
+    F_e(x) is the output of the expert without the gate, and r is `mixing_rate`.
+    """
     rate = self.mixing_rate(weights)
     outputs = expert_outputs(x, weights.experts, shared)
     return jnp.stack([x + rate * output for output in outputs], 1)
