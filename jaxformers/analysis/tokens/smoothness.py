@@ -83,7 +83,7 @@ def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
 def seen_keys(
   mask: jax.Array, causal: bool, diagonal: bool = True
 ) -> jax.Array:
-  """Returns the keys that each query sees, mask [..., n] -> [..., n or 1, n]."""
+  """Returns the keys that a query sees, mask [..., n] -> [..., n or 1, n]."""
   n = mask.shape[-1]
   seen = mask[..., None, :]
   if causal:
