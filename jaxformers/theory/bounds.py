@@ -77,7 +77,7 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Returns the bounds of equation 7, double exponential in L <= log_3 d.
+  """Returns bounds double exponential in L, for L <= log_3 d (equation 7).
 
   Raises:
     UserError: for deeper networks; their only bound here is `highest`.
@@ -111,7 +111,7 @@ def highest(num_layers: int, d_model: int, num_heads: int) -> float:
 
 
 def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Returns the bounds of equation 8, exponential in L d, for L >= log_3 d.
+  """Returns bounds exponential in L d, for L >= log_3 d (equation 8).
 
   The lower bound is negative for the first few depths above the threshold. For
   d = 1000 and H = 16 it is negative up to L = 7.
@@ -173,8 +173,8 @@ def width_needed(
   if deep.theorem != 1 or not shallow < num_layers:
     raise UserError(
       f"shallow={shallow}, num_layers={num_layers}: corollary 1 needs "
-      "shallow < num_layers, and fewer layers than log_3 d = "
-      f"{threshold(d_model):.2f}."
+      "shallow < num_layers <= log_3 d = "
+      f"{threshold(d_model):.2f}. Give depths in that range."
     )
   # Set the shallow network's upper bound equal to the lower bound.
   exponent = deep.lower / degree(shallow) * LOG3
@@ -208,9 +208,9 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
   A network of floor(log_3 d) + beta layers and 3^beta d channels lies in its
   depth-efficient regime. This shallower network has a higher rank than the
   deeper one if its lower bound (theorem 1) exceeds the upper bound of the
-  deeper one. The least beta is log_3 L + O(1), for every d and H. This agrees
-  with the corollary's O(log H log d log L) for two and more heads. For one head
-  the corollary gives 0, which the bounds do not prove.
+  deeper one. The least beta is log_3 L + O(1), for every d and H. This is within
+  the corollary's O(log H log d log L) for two and more heads. For one head the
+  corollary's order is 0, which the bounds do not prove.
 
   Args:
     num_layers, d_model, num_heads: sizes of the deeper network, L > log_3 d.

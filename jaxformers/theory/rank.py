@@ -70,11 +70,13 @@ class Setting:
   def __post_init__(self) -> None:
     n, d, part = self.num_tokens, self.d_model, {*self.part}
     bounds.check_layers(self.num_layers)
+    # Heads must divide the width.
     if d < 1 or self.num_heads < 1 or d % self.num_heads:
       raise UserError(
         f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
         "number of heads that does."
       )
+    # Both groups need tokens.
     if n < 2:
       raise UserError(
         f"num_tokens={n} is below 2: give 2 or more, a token to each group."
@@ -88,6 +90,7 @@ class Setting:
       raise UserError(
         f"part={self.part}: give distinct tokens of 0 to {n - 1}, and not all."
       )
+    # Indices must be in their ranges.
     for name, last in {
       "position": n - 1,
       "channel": d - 1,

@@ -174,6 +174,7 @@ class Attack(Evaluation):
       # Evaluate the margin of each candidate.
       trials = []
       for place, token in zip(places.T, tokens.T, strict=True):
+        # Positions that are not free keep their ids.
         trial = ids.copy()
         trial[rows, place] = np.where(
           free[rows, place], token, ids[rows, place]
@@ -205,6 +206,7 @@ class Attack(Evaluation):
       radius: largest Frobenius norm of the perturbation, [b].
       steps: number of steps, each a quarter of the radius long.
     """
+    # Start from no perturbation; padding is never perturbed.
     limit = jnp.asarray(radius, jnp.float32)[:, None, None]
     mask = jnp.asarray(self._model.mask(jnp.asarray(ids)))[..., None]
     n = mask.shape[1]
@@ -418,6 +420,7 @@ def measure_certified(
     "seed": seed,
     "split": split,
   }
+  # Add a row for every number of tokens, and for every radius.
   for kind, strengths in (("tokens", counts), ("radius", radii)):
     content[kind] = [
       _row(sure.get((kind, each)), left[kind, each], each) for each in strengths

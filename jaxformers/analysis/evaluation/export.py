@@ -134,7 +134,7 @@ def check(run: TrainedModel, out: Path) -> float:
   # The program takes the inputs last; their last axis has the length.
   length = loaded.in_avals[-1].shape[-1]
   inputs = jnp.asarray(run.sample(4, length))
-  # Compare the exported outputs with those of the model.
+  # Compare the exported outputs with the model's outputs.
   variables = make_variables(run.model, run.params)
   expected = run.model.apply(variables, inputs, train=False)
   outputs = np.asarray(loaded.call(flat_arrays, inputs))

@@ -45,7 +45,7 @@ def measure_perplexity(
       f"The task {run.task.name!r} has no text to predict: give the run of a "
       "language model."
     )
-  # Add a token: the first one has no context and is not scored.
+  # Take one more token, since the first has no context and is not scored.
   scored = source.tokens[: tokens + 1] if tokens else source.tokens
   source = dataclasses.replace(source, tokens=scored, most=0)
   # Build the windows of all strides first, which checks the strides.

@@ -220,7 +220,7 @@ def count_images(folder: Path, name: str) -> int:
 
 
 def _test_images(run: TrainedModel) -> Images:
-  """Returns the test split of a run, or raises UserError without images."""
+  """Returns the images of the test split; raises UserError for other data."""
   images = run.task.splits["test"]
   if not isinstance(images, Images):
     raise UserError(

@@ -529,6 +529,7 @@ def _measure_group(rows: Rows, group: SeedGroup, bar: Any) -> list[str]:
 
 def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:
   """Returns the captions of the four figures of `_of_layers`."""
+  # Describe data and values in sentences that several captions share.
   estimator, data = rows.options.estimator, rows.describe_data()
   values = {
     "units": "one token over its units",

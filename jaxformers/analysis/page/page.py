@@ -238,6 +238,7 @@ def _table_html(markdown: str) -> str:
   header, _, *body = [
     [_text(cell) for cell in split_cells(line)] for line in markdown.split("\n")
   ]
+  # Write the header and the rows.
   titles = "".join(f"<th>{cell}</th>" for cell in header)
   lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in body)
   rows = "".join(f"<tr>{line}</tr>" for line in lines)

@@ -147,6 +147,7 @@ def describe_data(
   sizes, lengths = (
     " or ".join(map(str, sorted({*counts}))) for counts in (samples, tokens)
   )
+  # Give a range if runs have different numbers of seeds.
   few, many = min(seeds, default=0), max(seeds, default=0)
   counted = f"{few}" if few == many else f"{few} to {many}"
   return (
@@ -194,7 +195,7 @@ def fit_labels(fig: Any) -> None:
 
 
 def style(number: int) -> dict[str, Any]:
-  """Returns colour, dash and marker of the line with a number."""
+  """Returns colour, dash and marker of line `number`, counted from 0."""
   return {
     "color": COLOURS[number % len(COLOURS)],
     "linestyle": DASHES[number % len(DASHES)],
@@ -324,6 +325,7 @@ def draw_line(
     label: label in the legend.
     markers: False to draw no markers on a line of more than 20 points.
   """
+  # Draw the means as a line.
   x, mean, deviation = (np.asarray(v, float) for v in points)
   look = style(number)
   finite = np.flatnonzero(np.isfinite(mean))
@@ -384,6 +386,7 @@ def draw_boxes(
     face = to_rgba(colour, 0.35 if run == label else 0.0)
     # Centre the boxes of a category around its place.
     offset = (number - (len(groups) - 1) / 2) * width
+    # Collect the finite values of each category that has any.
     boxes = {
       k + offset: values
       for k, category in enumerate(categories)

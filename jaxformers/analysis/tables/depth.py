@@ -97,6 +97,7 @@ def _check_comparable(runs: Sequence[Result]) -> None:
     for key, value in fields.items():
       if not key.startswith(COMPARABLE_FIELDS):
         values[key].add(json.dumps(value, sort_keys=True))
+  # List the fields that differ, with their values.
   differing = [
     f"\n  {key}: {', '.join(sorted(texts))}"
     for key, texts in values.items()
@@ -174,7 +175,7 @@ def _scores_above(seeds: Seeds, best: Seeds) -> bool:
     seeds[seed]["selection_score"] - best[seed]["selection_score"]
     for seed in seeds.keys() & best.keys()
   ]
-  # Without shared seeds the sum is 0, and the result is False.
+  # The sum is 0 if no seed is shared, and the result is False.
   return sum(gaps) > 0
 
 
@@ -199,7 +200,7 @@ class Pair(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Conclusion at the 95 % level, for this pair without the others."""
+    """Conclusion at the 95 % level, not corrected for several pairs."""
     if math.isnan(self.error):
       return "one seed: no verdict"
     if abs(self.gain) <= self.margin:
@@ -233,6 +234,7 @@ def _welch(*points: Point) -> tuple[float, float]:
   error = math.sqrt(sum(p.deviation**2 / len(p.losses) for p in points))
   if not error > 0:  # One seed, or seeds that do not differ.
     return error, error
+  # Multiply the standard error by the 97.5 % quantile of Student's t.
   losses = (list(p.losses.values()) for p in points)
   welch = scipy.stats.ttest_ind(*losses, equal_var=False)
   return error, float(scipy.stats.t.ppf(0.975, welch.df)) * error
@@ -316,6 +318,7 @@ def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
     shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
     shifted = points._replace(x=[count * shift for count in points.x])
     figures.draw_error_bars(axes, shifted, number, label)
+  # Label the axes, with ticks in millions of parameters.
   axes.set_xscale("log")
   axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
   axes.minorticks_off()

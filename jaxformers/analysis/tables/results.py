@@ -240,7 +240,7 @@ def _describe_settings(results: Sequence[Result]) -> list[str]:
       for key in differing_keys(config, others)
       if key not in apart and key.rpartition(".")[2] not in DERIVED_OPTIONS
     ]
-    # Name at most three fields, those of the model first.
+    # Name at most three fields, beginning with fields of the model.
     keys.sort(key=lambda key: (not key.startswith("model."), key))
     texts.append(" ".join(assignments(config, keys[:3])))
   return texts

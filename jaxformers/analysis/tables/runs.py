@@ -233,8 +233,8 @@ def by_size(
   """Yields (line, size, value, group) for every size that varies.
 
   The groups of a line differ only in the size. Dropout counts as a size if the
-  rates that vary between the runs of a model, such as those of the block and
-  the embedding, are equal to each other in every run.
+  rates that vary between the runs of a model, such as the rates of the block
+  and the embedding, are equal to each other in every run.
   """
   by_model: dict[str, list[SeedGroup]] = {}
   # Separate tasks of one name but different data, such as a user's examples.

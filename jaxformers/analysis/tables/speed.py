@@ -89,6 +89,7 @@ def measure_seconds(
   timed = ("Transformer", *SPEED_UPS)
   medians = {}
   for length in lengths:
+    # Compile all encoders for this length.
     ids = jnp.ones((batch_size, length), jnp.int32)
     calls = {title: _compile(title, ids) for title in timed}
     # Time one call of each encoder in every round.
@@ -142,7 +143,6 @@ def text(medians: dict[int, dict[str, float]]) -> str:
   parts.append(markdown_table(header, lines))
   note = (
     "The paper's counts are ten times the counts of its code. Its Transformer "
-    "keeps "
-    "an n x n array for every head; ours does not."
+    "keeps an n x n array for every head; ours does not."
   )
   return "\n\n".join([*parts, note])

@@ -102,10 +102,12 @@ def bidiagonalize(
 
   def step(state: Any, k: jax.Array) -> tuple[Any, Any]:
     left, right, v = state
+    # u = A v / |A v|, orthogonal to the columns of U.
     # Columns that are not computed yet are zero, and do not contribute.
     right = right.at[k].set(v)
     u, diagonal = normalize(orthogonalize(push(v), left))
     left = left.at[k].set(u)
+    # v = A.T u / |A.T u|, orthogonal to the columns of V.
     v, superdiagonal = normalize(orthogonalize(pull(u), right))
     return (left, right, v), (diagonal, superdiagonal)
 
@@ -116,11 +118,11 @@ def bidiagonalize(
 
 
 def quadrature(diagonal: np.ndarray, superdiagonal: np.ndarray) -> Spectrum:
-  """Returns the singular values of B [k, k], which estimate those of A.
+  """Returns an estimate of the spectrum of A: the singular values of B [k, k].
 
-  The weights are those of Gauss quadrature for the starting vector. The
-  estimate is exact for the mean square along the start. It is exact for all
-  singular values if there are as many steps as A has rows.
+  The weights come from Gauss quadrature for the starting vector. The estimate
+  is exact for the mean square along the start. It is exact for all singular
+  values if there are as many steps as A has rows.
 
   Source: Golub and Meurant 2010, Matrices, Moments and Quadrature, chapter 6.
 
