@@ -216,9 +216,7 @@ def _compare(sizes: Sizes, bottlenecks: dict[str, int]) -> list[str]:
   return [
     f"the config: {depth} layers of {d_model} channels, "
     f"{sizes.parameters / 1e6:,.1f} M parameters"
-    + (
-      "" if is_usual else " (its layers do not have the fit's 12 d^2 weights)"
-    ),
+    + ("" if is_usual else " (its layers do not have 12 d^2 weights)"),
     f"  fit at that depth  d = {fit.width(depth):.0f}; it has {share:.2f} "
     f"times that: {fit.VERDICTS[kind]}",
     *(
