@@ -208,9 +208,9 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
   A network of floor(log_3 d) + beta layers and 3^beta d channels lies in its
   depth-efficient regime. This shallower network has a higher rank than the
   deeper one if its lower bound (theorem 1) exceeds the upper bound of the
-  deeper one. The least beta is log_3 L + O(1), for every d and H. This is in the
-  corollary's O(log H log d log L) for two and more heads. For one head the
-  order of the corollary is 0, which the bounds do not prove.
+  deeper one. The least beta is log_3 L + O(1) for every d and H. This is within
+  the order O(log H log d log L) of the corollary for two and more heads. For
+  one head that order is 0, which the bounds do not prove.
 
   Args:
     num_layers, d_model, num_heads: sizes of the deeper network, L > log_3 d.
