@@ -1,1 +1,1 @@
-"""Measurements, tables and figures of runs and trained models."""
+"""Measurements, tables and figures of runs and of trained models."""

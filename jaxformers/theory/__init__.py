@@ -1,1 +1,1 @@
-"""Depth efficiency: what can be computed of the third paper's theory."""
+"""Theory of depth efficiency: bounds, exact ranks and the fit of sizes."""

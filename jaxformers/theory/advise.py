@@ -1,7 +1,7 @@
-"""Depth and width for a number of parameters.
+"""Recommended depth and width for a number of parameters.
 
-Source: the fit of Levine et al. (`theory.fit`), arXiv 2006.12467; ranks of the
-embedding: arXiv 2105.03928.
+Sources: the fit of Levine et al. (`theory.fit`), arXiv 2006.12467; the rank of
+the embedding as a bottleneck, arXiv 2105.03928.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ class Advice:
   """Recommended sizes of a network with a given number of parameters.
 
   Attributes:
-    fit_depth, fit_width: number of layers and width by the fit, not rounded.
-    num_layers, d_model: number of layers and width to build. Heads divide the
-      width: heads of 64, below 512 of 32, below 256 of 16.
+    fit_depth, fit_width: number of layers and width of the fit, not rounded.
+    num_layers, d_model: number of layers and width to build. The width is a
+      multiple of the size of a head: 64, or 32 below a width of 512, or 16
+      below 256.
     bottleneck: smallest of width, vocabulary and rank of the embedding.
-    fitted: True if the fit has networks of `num_layers` layers.
+    fitted: True if `num_layers` is within the depths that were fitted.
   """
 
   fit_depth: float
@@ -39,18 +40,19 @@ class Advice:
 def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
   """Recommends a depth and a width for a number of parameters.
 
-  The number of parameters, 12 L d^2, is within 10 % of `params`, and within 5 %
-  from 1e7 on. Where the vocabulary or the rank is below the fit's width, it is
-  the width, and the network has more layers instead.
+  The recommended network has 12 L d^2 parameters. This number is within 5 % of
+  `params` from 1e7 on, and within 10 % below. The vocabulary and the rank bound
+  the width: if one of them is below the width of the fit, the network is
+  narrower, and has more layers instead.
 
   Args:
-    params: number of parameters, without embedding.
+    params: number of parameters, without the embedding.
     vocab: number of ids of the vocabulary; 0 for no bound.
     rank: rank of the embedding; 0 for no bound.
 
   Raises:
-    UserError: for a negative bound, for fewer parameters than one layer of the
-      fit has, and if more than 96 layers would be needed.
+    UserError: if a bound is negative, if `params` is below one layer of the
+      fit, or if the network would need more than 96 layers.
   """
   if vocab < 0 or rank < 0:
     raise UserError(f"vocab={vocab}, rank={rank}: give 0 (no bound) or more.")
@@ -61,11 +63,11 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
     most = math.floor(fit.parameters(fit.DEEPEST, fit.width(fit.DEEPEST)))
     raise UserError(
       f"params={params:,.0f}: the fit has {depth:.0f} layers of "
-      f"{fit_width:,.0f} channels for them, and nothing is recommended beyond "
-      f"{fit.DEEPEST} layers, twice the deepest network of the fit. Give "
+      f"{fit_width:,.0f} channels for them. The advice ends at {fit.DEEPEST} "
+      "layers, twice the deepest network of the fit. Give "
       f"--params {most} or less."
     )
-  # Reduce the width to the bottleneck, and round to whole heads and layers.
+  # Cut the width to the bottleneck, and round to whole heads and layers.
   limits = {"vocab": vocab or math.inf, "rank": rank or math.inf}
   name, narrowest = min(limits.items(), key=lambda item: item[1])
   sizes = _round_sizes(params, min(fit_width, narrowest), narrowest)
@@ -78,35 +80,36 @@ def advise(params: float, vocab: int = 0, rank: int = 0) -> Advice:
 
 
 def _head_width(d_model: float) -> int:
+  """Returns the size of a head for a width."""
   return 64 if d_model >= 512 else 32 if d_model >= 256 else 16
 
 
 def _round_width(d_model: float, widest: float) -> int:
-  """Returns the nearest width of whole heads that is not above `widest`."""
+  """Returns the nearest width of whole heads that is at most `widest`."""
   head = _head_width(d_model)
-  # Round to whole heads, and down if that is too wide.
+  # Round to whole heads; round down if the result is above `widest`.
   heads = max(round(d_model / head), 1)
   if heads * head > widest:
     heads = int(widest // head)
-  # A bottleneck below one head is the width.
+  # If not even one head fits, the width is `widest`.
   return heads * head or int(widest)
 
 
 def _round_sizes(params: float, width: float, widest: float) -> tuple[int, int]:
   """Returns (num_layers, d_model) whose parameters come closest to `params`.
 
-  The width is a multiple of the width of a head. Sizes that the fit calls
-  balanced come first, if they are within the tolerance.
+  The width is a multiple of the size of a head. Sizes that the fit calls
+  balanced are preferred, if their parameters are within the tolerance.
 
   Args:
     params: number of parameters.
     width: width to round.
-    widest: upper bound of the width.
+    widest: upper bound on the width.
   """
-  # Round the width first, and take the depth that it needs.
+  # Candidate 1: round the width, and take the depth for that width.
   rounded = _round_width(width, widest)
   sizes = [(round(params / fit.parameters(1, rounded)), rounded)]
-  # Or round the depth down and up, each with its best width.
+  # Candidates 2 and 3: round the depth down and up, each with its best width.
   depth = params / fit.parameters(1, width)
   for num_layers in (math.floor(depth), math.ceil(depth)):
     ideal = math.sqrt(params / fit.parameters(max(num_layers, 1), 1))
@@ -121,14 +124,14 @@ def _round_sizes(params: float, width: float, widest: float) -> tuple[int, int]:
 
 
 def _is_off(params: float, sizes: tuple[int, int]) -> bool:
-  """Returns True if the parameters of a network are not near `params`."""
+  """Returns True if the parameters of a network are too far from `params`."""
   tolerance = 0.05 if params >= 1e7 else 0.1
   return abs(fit.parameters(*sizes) / params - 1) > tolerance
 
 
 def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
-  """Returns the message for a bottleneck that would need over 96 layers."""
-  # Count the parameters of 96 layers of the bottleneck's width.
+  """Returns the message for a bottleneck that needs more than 96 layers."""
+  # Count the parameters of 96 layers as wide as the bottleneck.
   d_model = _round_width(narrowest, narrowest)
   most = fit.parameters(fit.DEEPEST, d_model)
   # Find the least width of whole heads for which 96 layers suffice.
@@ -139,8 +142,8 @@ def _bottleneck_message(params: float, narrowest: int, name: str) -> str:
     remedy += f", or --params {most} or less"
   return (
     f"params={params:,.0f}: {name}={narrowest:,} bounds the useful width to "
-    f"{d_model:,}, and {fit.DEEPEST} layers of it, the largest number that is "
-    f"recommended, have {most:,} parameters. Give {remedy}."
+    f"{d_model:,}. At that width {fit.DEEPEST} layers, the largest number that "
+    f"is recommended, have {most:,} parameters. Give {remedy}."
   )
 
 
@@ -158,9 +161,9 @@ class Sizes(NamedTuple):
 
   @property
   def parameters(self) -> float:
-    """Number of entries of the layers' kernels, L (4 d^2 + 2 d mlp_dim).
+    """Number of weights of all layers, L (4 d^2 + 2 d mlp_dim).
 
-    Without `mlp_dim` it is that of the fit, 12 L d^2.
+    Without `mlp_dim`, the number is 12 L d^2, as in the fit.
     """
     if not self.mlp_dim:
       return fit.parameters(self.num_layers, self.d_model)
@@ -171,10 +174,10 @@ class Sizes(NamedTuple):
 def advice_lines(
   params: float, vocab: int, rank: int, sizes: Sizes | None
 ) -> list[str]:
-  """Returns the lines of the advice.
+  """Returns the lines of text of the advice.
 
   Args:
-    params, vocab, rank: parameters and bounds; see `advise`.
+    params, vocab, rank: number of parameters and bounds; see `advise`.
     sizes: sizes of the config to compare, or None.
   """
   advice = advise(params, vocab, rank)
@@ -189,7 +192,7 @@ def advice_lines(
     *([] if advice.fitted else [f"{'':21}{fit.EXTRAPOLATED}"]),
     *fit.explain_thresholds(d_model, bounds.threshold(d_model)),
   ]
-  # Name the bottleneck: the smaller bound counts, and 0 stands for none.
+  # Name the bottleneck, the smaller bound; a bound of 0 means no bound.
   bottlenecks = {"vocabulary": vocab, "rank of the embedding": rank}
   bottlenecks = {name: n for name, n in bottlenecks.items() if n}
   if bottlenecks:
@@ -204,7 +207,7 @@ def advice_lines(
 
 
 def _compare(sizes: Sizes, bottlenecks: dict[str, int]) -> list[str]:
-  """Returns the lines that compare a config with the fit and the bounds."""
+  """Returns the lines of text that compare a config with the advice."""
   depth, d_model = sizes.num_layers, sizes.d_model
   # Place the config by the fit at its depth.
   kind, share = fit.place(depth, d_model)
@@ -213,7 +216,7 @@ def _compare(sizes: Sizes, bottlenecks: dict[str, int]) -> list[str]:
   return [
     f"the config: {depth} layers of {d_model} channels, "
     f"{sizes.parameters / 1e6:,.1f} M parameters"
-    + ("" if is_usual else " (its layers have not the fit's form of 12 d^2)"),
+    + ("" if is_usual else " (its layers do not have 12 d^2 weights)"),
     f"  fit at that depth  d = {fit.width(depth):.0f}; it has {share:.2f} "
     f"times that: {fit.VERDICTS[kind]}",
     *(
@@ -237,7 +240,7 @@ def draw(path: Path, advice: Advice, sizes: Sizes | None) -> None:
   import numpy as np
   from matplotlib.figure import Figure
 
-  # Draw the curves: the fit, and widths of as many parameters.
+  # Draw two curves: the fit, and the widths with the same parameters.
   drawn = [advice.fit_depth, advice.num_layers]
   drawn += [sizes.num_layers] if sizes else []
   depths = np.linspace(1, max(60, 1.15 * max(drawn)), 201)

@@ -1,10 +1,11 @@
-"""Bounds on separation ranks of linearised self-attention, as log_3.
+"""Bounds on log_3 of the separation rank of linearised self-attention.
 
 Source: Levine et al. 2020, "Limits to Depth Efficiencies of Self-Attention",
 https://arxiv.org/abs/2006.12467, theorems 1 and 2 and their corollaries.
-Differs from the paper as first printed in two places: c_2 of theorem 2, garbled
-there, is -2 d log_3(d / (2 sqrt(2 e))) + log_3 d, so that the two upper bounds
-meet at L = log_3 d; and the example of corollary 1, see `width_needed`.
+Differs from the first printed version of the paper in two places. The constant
+c_2 of theorem 2 is garbled there; here c_2 = -2 d log_3(d / (2 sqrt(2 e))) +
+log_3 d, which makes the two upper bounds meet at L = log_3 d. The numbers of
+the example of corollary 1 differ, see `width_needed`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ LARGEST = 10**9  # Greatest number of layers or channels of a report.
 
 
 class Bounds(NamedTuple):
-  """Bounds of log_3 of the separation rank.
+  """Bounds on log_3 of the separation rank.
 
   Attributes:
-    lower: lower bound. A negative one says nothing: a rank is at least 1.
-    upper: upper bound, not below `lower`.
+    lower: lower bound. A negative bound is vacuous, since a rank is at least 1.
+    upper: upper bound, at least `lower`.
     theorem: number of the theorem: 1 up to the threshold log_3 d, 2 above.
   """
 
@@ -48,19 +49,19 @@ def threshold(d_model: int) -> float:
 def degree(num_layers: int) -> int:
   """Returns C = (3^L - 1) / 2: 1, 4, 13, 40, ...
 
-  The output of the network is P(S) x, with a polynomial P of degree C of the
-  input's Gram matrix S. In the entries of the input it has the degree
-  2 C + 1 = 3^L.
+  The output of the network is P(S) x, where P is a polynomial of degree C and
+  S is the Gram matrix of the input. As a polynomial of the entries of the
+  input, the output has degree 2 C + 1 = 3^L.
   """
   check_layers(num_layers)
   return (3**num_layers - 1) // 2
 
 
 def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Returns the bounds by theorem 1 for L <= log_3 d, else by theorem 2.
+  """Returns the bounds of theorem 1 if L <= log_3 d, or of theorem 2 if not.
 
-  The theorems state L < log_3 d and L > log_3 d. The paper's introduction
-  counts the threshold to the first regime.
+  The theorems state L < log_3 d and L > log_3 d. As in the paper's
+  introduction, L = log_3 d belongs to the first regime.
 
   Args:
     num_layers: depth L.
@@ -68,7 +69,7 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
     num_heads: number of heads H, less than d.
 
   Raises:
-    UserError: for less than one layer or head, or H >= d.
+    UserError: for fewer than one layer or head, or H >= d.
   """
   # Compare integers: log_3 of a power of 3 may be rounded.
   theorem = theorem_1 if num_layers <= _floor(d_model) else theorem_2
@@ -76,10 +77,10 @@ def bounds(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 
 
 def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
-  """Returns bounds double exponential in depth, for L <= log_3 d (equation 7).
+  """Returns bounds double exponential in L, for L <= log_3 d (equation 7).
 
   Raises:
-    UserError: for deeper networks, for which only `highest` holds.
+    UserError: for deeper networks; their only bound here is `highest`.
   """
   _check(num_layers, d_model, num_heads)
   depth, d, heads = num_layers, d_model, num_heads
@@ -96,8 +97,8 @@ def theorem_1(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 def highest(num_layers: int, d_model: int, num_heads: int) -> float:
   """Returns theorem 1's upper bound (3^L - 1) / 2 log_3(d + H), for any depth.
 
-  The degree of the polynomial gives this bound. Infinite if float64 has no such
-  number.
+  The bound follows from the degree of the polynomial; see `degree`. Returns
+  infinity above 600 layers, where float64 would overflow.
   """
   if num_heads < 1 or d_model < 1:
     raise UserError(
@@ -112,8 +113,8 @@ def highest(num_layers: int, d_model: int, num_heads: int) -> float:
 def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
   """Returns bounds exponential in L d, for L >= log_3 d (equation 8).
 
-  The lower bound is negative for a few layers above the threshold: for d = 1000
-  and H = 16 up to L = 7.
+  The lower bound is negative for the first few depths above the threshold. For
+  d = 1000 and H = 16 it is negative up to L = 7.
 
   Raises:
     UserError: for shallower networks.
@@ -126,7 +127,7 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
       f"num_layers={depth} is below log_3 d = {threshold(d):.2f}, where "
       "theorem 2 does not hold: use `theorem_1`."
     )
-  # The names are those of equation 8.
+  # Name the constants as in equation 8.
   b1 = -depth * (heads / 2 + 1)
   b2 = -d * (1 + log3((d - heads) / 2) / 2)
   c1 = depth
@@ -135,11 +136,11 @@ def theorem_2(num_layers: int, d_model: int, num_heads: int) -> Bounds:
 
 
 class Width(NamedTuple):
-  """Width that a shallower network needs for the rank of a deeper one.
+  """Width that a shallower network needs to reach the rank of a deeper one.
 
   Attributes:
     log10: logarithm of the width to the base 10.
-    advantage: True if the width is above the deeper network's.
+    advantage: True if this width is above the width of the deeper network.
   """
 
   log10: float
@@ -149,14 +150,16 @@ class Width(NamedTuple):
 def width_needed(
   shallow: int, num_layers: int, d_model: int, num_heads: int
 ) -> Width:
-  """Returns the least width w of corollary 1, by both bounds of theorem 1.
+  """Returns the least width w of corollary 1, from both bounds of theorem 1.
 
-  A network of depth L_s can have the rank of the deeper one only if its upper
-  bound (3^L_s - 1) / 2 log_3(w + H) reaches the deeper network's lower bound.
-  For L = 6, d = 1000, H = 16 the least w is 7.3e15 at L_s = 2 and 7.6e4 at 3.
-  Differs from the paper's example: it prints 2e17 and 2e5, which fit a lower
-  bound of 144 to 146, where its formulas give 133. From L_s = 4 on w is below
-  d, and the bounds prove no advantage of depth.
+  A network of depth L_s can reach the rank of the deeper network only if its
+  upper bound (3^L_s - 1) / 2 log_3(w + H) reaches the lower bound of the deeper
+  network. For L = 6, d = 1000, H = 16 the least w is 7.3e15 at L_s = 2 and
+  7.6e4 at L_s = 3. From L_s = 4 on, w is below d, and the bounds prove no
+  advantage of depth.
+
+  Differs from the paper's example, which prints 2e17 and 2e5. These widths
+  follow from a lower bound of 144 to 146, but the paper's formulas give 133.
 
   Args:
     shallow: depth L_s of the shallower network, below num_layers.
@@ -170,12 +173,12 @@ def width_needed(
   if deep.theorem != 1 or not shallow < num_layers:
     raise UserError(
       f"shallow={shallow}, num_layers={num_layers}: corollary 1 needs "
-      "shallow < num_layers, and fewer layers than log_3 d = "
-      f"{threshold(d_model):.2f}."
+      "shallow < num_layers <= log_3 d = "
+      f"{threshold(d_model):.2f}. Give depths in that range."
     )
   # Set the shallow network's upper bound equal to the lower bound.
   exponent = deep.lower / degree(shallow) * LOG3
-  # Solve for log w = log(e^x - H). For large x, e^x is infinite and H
+  # Solve for log w = log(e^x - H). For large x, e^x overflows and H is
   # negligible.
   log = exponent
   if exponent < 600:
@@ -200,21 +203,22 @@ class Surpassing(NamedTuple):
 
 
 def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
-  """Returns the network of corollary 2, with the least beta that is proven.
+  """Returns the network of corollary 2 with the least beta that is proven.
 
   A network of floor(log_3 d) + beta layers and 3^beta d channels lies in its
-  depth-efficient regime. It has a higher rank than the deeper network if its
-  lower bound, by theorem 1, is above the deeper network's upper bound. The
-  least beta is log_3 L + O(1), for every d and H. This is within the
-  corollary's order O(log H log d log L) for two and more heads; for one head
-  that order is 0, which the bounds do not prove.
+  depth-efficient regime. This shallower network has a higher rank than the
+  deeper one if its lower bound (theorem 1) exceeds the upper bound of the
+  deeper one. The least beta is log_3 L + O(1) for every d and H. This is within
+  the order O(log H log d log L) of the corollary for two and more heads. For
+  one head that order is 0, which the bounds do not prove.
 
   Args:
     num_layers, d_model, num_heads: sizes of the deeper network, L > log_3 d.
-      The other network has as many heads.
+      The shallower network has the same number of heads.
 
   Raises:
-    UserError: for L <= log_3 d, or if the bounds prove no shallower network.
+    UserError: if L <= log_3 d, or if the bounds prove a higher rank for no
+      shallower network.
   """
   deep = bounds(num_layers, d_model, num_heads)
   if deep.theorem != 2:
@@ -222,11 +226,11 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
       f"num_layers={num_layers}: corollary 2 needs a network deeper than "
       f"log_3 d = {threshold(d_model):.2f}."
     )
-  # Widen the network by 3 and deepen it by a layer until it is better.
+  # Triple the width and add a layer until the lower bound is high enough.
   first = _floor(d_model)
   for beta in range(num_layers - first):
     depth, log_width = first + beta, log3(d_model) + beta
-    # log_3(w - H) = log_3 w + log_3(1 - H / w), in case w overflows.
+    # log_3(w - H) = log_3 w + log_3(1 - H / w) avoids the overflow of w.
     heads = log3(1 - num_heads / d_model * 3.0**-beta)
     inside = log_width + heads - depth + 2 - log3(2)
     lower = 3.0 ** min(depth - 2, 600) * inside
@@ -234,12 +238,12 @@ def surpassing(num_layers: int, d_model: int, num_heads: int) -> Surpassing:
       return Surpassing(depth, log_width, beta)
   raise UserError(
     f"num_layers={num_layers}, d_model={d_model}: the bounds show no shallower "
-    "network of higher rank. Give more layers above log_3 d."
+    "network of higher rank. Give more layers."
   )
 
 
 def _floor(d_model: int) -> int:
-  """Returns floor(log_3 d) by integers: float64 has log_3 3^5 = 4.999..."""
+  """Returns floor(log_3 d) in integers, since float64 rounds log_3 3^5 down."""
   depth = 0
   while 3 ** (depth + 1) <= d_model:
     depth += 1
@@ -247,6 +251,7 @@ def _floor(d_model: int) -> int:
 
 
 def _check(num_layers: int, d_model: int, num_heads: int) -> None:
+  """Raises UserError for sizes for which the bounds are not defined."""
   check_layers(num_layers)
   # H need not divide d: the paper's example has 1000 channels and 16 heads.
   if num_heads < 1 or d_model - num_heads <= 0:
@@ -263,13 +268,13 @@ def check_layers(num_layers: int) -> None:
 
 
 def bound_lines(num_layers: int, d_model: int, num_heads: int) -> list[str]:
-  """Returns the lines of a report on a network, by the theory and the fit.
+  """Returns the lines of a report: the bounds of a network, and the fit.
 
   Args:
     num_layers, d_model, num_heads: sizes of the network; see `bounds`.
 
   Raises:
-    UserError: for sizes that `bounds` refuses, or above 10^9.
+    UserError: for sizes that `bounds` rejects, or above 10^9.
   """
   for name, size in (("num_layers", num_layers), ("d_model", d_model)):
     if size > LARGEST:
@@ -290,7 +295,7 @@ def bound_lines(num_layers: int, d_model: int, num_heads: int) -> list[str]:
     *corollary(num_layers, d_model, num_heads),
     *fit.explain_thresholds(d_model, threshold(d_model)),
   ]
-  # Compare with the fit for as many parameters.
+  # Compare with the network of the fit that has the same parameters.
   if params < fit.parameters(1, fit.width(1)):
     return [*lines, "  fit for this size  none: smaller than one layer of it"]
   depth = fit.depth_of(params)
@@ -312,13 +317,13 @@ def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   lines = []
   for shallow in range(1, num_layers):
     log10, advantage = width_needed(shallow, num_layers, d_model, num_heads)
-    # float64 ends at 1.8e308: print greater widths by exponent.
+    # float64 ends at 1.8e308: print larger widths as a power of 10.
     width = f"{10**log10:.1e}" if log10 < 300 else f"10^{log10:,.0f}"
     result = f"{width} channels for this rank"
     if not advantage:
       result = "no more channels: nothing is proven"
     lines.append(f"at L = {shallow} it takes {result}")
-    # Deeper networks need even less width: nothing more is proven.
+    # Deeper networks need even less width, so stop here.
     if not advantage:
       break
   first, *others = lines or ["there is no shallower network"]
@@ -328,7 +333,7 @@ def _corollary_1(num_layers: int, d_model: int, num_heads: int) -> list[str]:
 def _corollary_2(num_layers: int, d_model: int, num_heads: int) -> list[str]:
   """Returns the shallower network of higher rank, if the bounds show one."""
   try:
-    # The width is an exact integer: 3^beta d.
+    # Compute the width 3^beta d exactly, as an integer.
     depth, _, beta = surpassing(num_layers, d_model, num_heads)
     higher = f"{depth} layers of {3**beta * d_model:,} channels have"
   except UserError:

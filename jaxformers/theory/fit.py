@@ -1,9 +1,9 @@
-"""The measured fit of width to depth, and how a network compares with it.
+"""Empirical fit of width to depth, and comparisons of networks with the fit.
 
-The fit is that of Levine et al.'s later version, "The Depth-to-Width Interplay
-in Self-Attention" (https://arxiv.org/abs/2006.12467): trained decoders of 6 to
-48 layers use L layers well from a width of log d = 5.039 + 0.0555 L on. It
-counts parameters as 12 L d^2, without embedding.
+Source: the later version of Levine et al., "The Depth-to-Width Interplay in
+Self-Attention" (https://arxiv.org/abs/2006.12467). Its trained decoders of 6 to
+48 layers make good use of L layers if their width is at least d, where
+log d = 5.039 + 0.0555 L. A network has 12 L d^2 parameters without embedding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 from jaxformers.foundations.errors import UserError
 
-# Line that gives the natural logarithm of d for L layers.
+# The fit is the line log d = INTERCEPT + SLOPE L, with the natural logarithm.
 INTERCEPT, SLOPE = 5.039, 0.0555
 FITTED = (6, 48)  # Smallest and largest number of layers in the fit.
 DEEPEST = 2 * FITTED[1]  # Largest number of layers that is recommended.
@@ -25,20 +25,20 @@ VERDICTS = {
 
 
 def width(num_layers: float) -> float:
-  """Returns the width of the fit for L layers: exp(5.039 + 0.0555 L)."""
+  """Returns the width of the fit for L layers, exp(5.039 + 0.0555 L)."""
   return math.exp(INTERCEPT + SLOPE * num_layers)
 
 
 def depth(d_model: float) -> float:
   """Returns the depth of the fit for a width d, the inverse of `width`.
 
-  Below 1 for d < 163, where the fit says nothing.
+  The depth is below 1 for d < 163, where the fit does not apply.
   """
   return (math.log(d_model) - INTERCEPT) / SLOPE
 
 
 def parameters(num_layers: float, d_model: float) -> float:
-  """Returns 12 L d^2: per layer 4 d^2 of attention, 8 d^2 of feed-forward."""
+  """Returns 12 L d^2: a layer has 4 d^2 of attention, 8 d^2 of feed-forward."""
   return 12 * num_layers * d_model**2
 
 
@@ -46,12 +46,12 @@ def depth_of(params: float) -> float:
   """Returns the depth of the fit for a number of parameters, by bisection.
 
   Raises:
-    UserError: for fewer parameters than one layer of the fit has, and for more
-      than 5,000 layers have.
+    UserError: for fewer parameters than one layer of the fit has, or more than
+      5,000 layers of the fit have.
   """
   if not math.isfinite(params):
     raise UserError(f"params={params}: give a number such as 125e6.")
-  # Bracket the depth: parameters grow with it.
+  # Bracket the depth; the number of parameters grows with the depth.
   low, high = 1.0, 5_000.0
   least, most = (parameters(x, width(x)) for x in (low, high))
   if params < least:
@@ -64,7 +64,7 @@ def depth_of(params: float) -> float:
       f"params={params:.1e} is more than 5,000 layers of the fit have: give "
       f"{most:.1e} or less."
     )
-  # Halve the bracket until float64 has no number between.
+  # Halve the bracket until its ends are adjacent in float64.
   for _ in range(80):
     middle = (low + high) / 2
     is_below = parameters(middle, width(middle)) < params
@@ -79,11 +79,11 @@ def place(num_layers: int, d_model: int) -> tuple[str, float]:
     num_layers, d_model: sizes of the network.
 
   Returns:
-    "deep" if d is below 3/4 of the fit's width d* at its depth, so that layers
-    are wasted; "wide" if it is above 4/3 of it, so that more layers would help;
-    or else "balanced". And d / d*.
+    The verdict, and the ratio d / d* to the width d* of the fit at this depth.
+    The verdict is "deep" if the ratio is below 3/4 (layers are wasted), "wide"
+    if the ratio is above 4/3 (more layers would help), and "balanced" between.
   """
-  # Divide by logarithms, so that no depth overflows.
+  # Divide by a difference of logarithms, which does not overflow.
   share = math.exp(math.log(d_model) - INTERCEPT - SLOPE * num_layers)
   if share < 3 / 4:
     return "deep", share
@@ -98,7 +98,7 @@ def explain_thresholds(d_model: int, log3_d: float) -> list[str]:
     log3_d: threshold of the theory, log_3 d.
   """
   layers = depth(d_model)
-  # Continued lines begin below the values of the report.
+  # Indent continued lines to the column of the values.
   indent = 21 * " "
   basis = "measured" if FITTED[0] <= layers <= FITTED[1] else "extrapolated"
   fitted = [

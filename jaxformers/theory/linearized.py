@@ -1,7 +1,7 @@
-"""The linearised network as a polynomial of the Gram matrix of its input.
+"""Linearised self-attention as a polynomial of the Gram matrix of its input.
 
-Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equations 3 and 4
-(the first W^Q before W^V of the text is W^O).
+Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equations 3 and 4.
+In the paper's text, the first W^Q before W^V is a misprint of W^O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _matmul = functools.partial(jnp.matmul, precision=_HIGHEST)
 
 
 def maps(params: Any, scale: float = 1.0) -> Weights:
-  """Returns the products of the weights of a model `linearized`.
+  """Returns the products W_O W_V and W_K.T W_Q of a model `linearized`.
 
   Args:
     params: parameters of the encoder, `layer_0` and so on, without biases.
@@ -30,7 +30,7 @@ def maps(params: Any, scale: float = 1.0) -> Weights:
   for k in range(sum(name.startswith("layer_") for name in params)):
     mixer = params[f"layer_{k}"]["mixer"]
     q, key, v = (mixer[name]["kernel"] for name in ("query", "key", "value"))
-    # Kernels multiply x from the left: [d, h, e], and [h, e, d] for the output.
+    # Kernels act as x @ kernel: [d, h, e], and [h, e, d] for the output.
     out = mixer["out"]["kernel"]
     values.append(_einsum("hed,che->hdc", out, v))
     scores.append(scale * _einsum("dhe,che->hdc", key, q))
@@ -38,9 +38,9 @@ def maps(params: Any, scale: float = 1.0) -> Weights:
 
 
 def literal(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
-  """Applies equation 3 token by token: x [n, d] -> [n, d].
+  """Applies equation 3 token by token, x [n, d] -> [n, d].
 
-  y_i = sum_j sum_h (x_j . W_K.T W_Q x_i) W_O W_V x_j, layer after layer.
+  Each layer computes y_i = sum_j sum_h (x_j . W_K.T W_Q x_i) W_O W_V x_j.
 
   Args:
     x: tokens, [n, d].
@@ -48,6 +48,7 @@ def literal(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
     residual: True if every layer adds its input.
   """
   for values, scores in zip(*maps, strict=True):
+    # pairs[h, i, j] = x_j . W_K.T W_Q x_i.
     pairs = _einsum("jc,hcd,id->hij", x, scores, x)
     y = _einsum("hij,hdc,jc->id", pairs, values, x)
     # Add the input under a residual connection.
@@ -58,12 +59,12 @@ def literal(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
 def polynomial(
   gram: jax.Array, maps: Weights, residual: bool = False
 ) -> jax.Array:
-  """Returns P(S) [d, d]: the output of the network is P(S) x.
+  """Returns the matrix P(S) [d, d] with which the network outputs P(S) x.
 
-  S = x.T x is the Gram matrix of the input. P has degree (3^L - 1) / 2 and is
-  the product of T_l = sum_h W_O W_V S_l W_K.T W_Q with S_(l+1) = T_l S_l T_l.T;
-  under a residual connection T_l + I replaces T_l. Costs L H d^3, whatever the
-  number of tokens.
+  S = x.T x is the Gram matrix of the input. P is a polynomial of degree
+  (3^L - 1) / 2: the product of T_l = sum_h W_O W_V S_l W_K.T W_Q over the
+  layers, with S_1 = S and S_(l+1) = T_l S_l T_l.T. With a residual connection,
+  T_l + I replaces T_l. The cost is O(L H d^3), for any number of tokens.
 
   Args:
     gram: Gram matrix S_1, [d, d].
@@ -82,7 +83,7 @@ def polynomial(
 
 
 def compact(x: jax.Array, maps: Weights, residual: bool = False) -> jax.Array:
-  """Applies the network by `polynomial`: x [n, d] -> [n, d], as `literal`."""
+  """Applies the network as P(S) x, x [n, d] -> [n, d]; equals `literal`."""
   gram = _matmul(x.T, x)
   total = polynomial(gram, maps, residual)
   return _matmul(x, total.T)

@@ -1,10 +1,10 @@
 """Exact separation ranks of linearised self-attention, modulo a prime.
 
 The network is equation 3 of Levine et al. 2020 (arXiv 2006.12467) in its
-compact form: with the Gram matrix S_1 of the tokens,
-T_l = sum_h W_O W_V S_l W_K.T W_Q, y_l = T_l y_(l-1), S_(l+1) = T_l S_l T_l.T;
-under a residual connection T_l + I replaces T_l. The docstring of the command
-`rank` says why the rank is exact.
+compact form. With the Gram matrix S_1 of the tokens, layer l computes
+T_l = sum_h W_O W_V S_l W_K.T W_Q, y_l = T_l y_(l-1), S_(l+1) = T_l S_l T_l.T.
+With a residual connection, T_l + I replaces T_l. The docstring of the command
+`rank` explains why the rank is exact.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from jaxformers.foundations.tables import markdown_table
 from jaxformers.theory import bounds
 
 PRIME = 2**31 - 1
-_FIRST_RANK = 24  # Rank to expect first; the grid has 8 points more.
+_FIRST_RANK = 24  # First guess of the rank; the grid has 8 points more.
 
 
 class Weights(NamedTuple):
-  """Products of the weights of a network, [layers, heads, d, d] each.
+  """Products of a network's weights, arrays [layers, heads, d, d].
 
   Attributes:
     values: W_O W_V.
@@ -39,7 +39,7 @@ class Weights(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Network, partition of its tokens, and entry of the output to measure.
+  """Network, partition of its tokens, and output entry to measure.
 
   Attributes:
     num_layers: number of layers L.
@@ -47,14 +47,14 @@ class Setting:
     num_heads: number of heads H, a divisor of d.
     num_tokens: number of tokens N.
     residual: True if every layer adds its input.
-    input_rank: rank of the tokens' subspace, as of a vocabulary or an
-      embedding of that rank; 0 for d.
-    part: tokens of the first group; () for the first half of them.
-    position: token whose output is measured.
+    input_rank: dimension of the subspace that holds the tokens, such as the
+      rank of the embedding; 0 for d.
+    part: positions of the tokens of the first group; () for the first half.
+    position: position of the token whose output is measured.
     channel: channel of the output.
 
   Raises:
-    UserError: for fields that do not go together, with the reason.
+    UserError: for fields that contradict each other, with the reason.
   """
 
   num_layers: int
@@ -70,13 +70,17 @@ class Setting:
   def __post_init__(self) -> None:
     n, d, part = self.num_tokens, self.d_model, {*self.part}
     bounds.check_layers(self.num_layers)
+    # Heads must divide the width.
     if d < 1 or self.num_heads < 1 or d % self.num_heads:
       raise UserError(
         f"num_heads={self.num_heads} does not divide d_model={d}: choose a "
         "number of heads that does."
       )
+    # Both groups need tokens.
     if n < 2:
-      raise UserError(f"num_tokens={n} is below 2: give a token to each group.")
+      raise UserError(
+        f"num_tokens={n} is below 2: give 2 or more, a token to each group."
+      )
     if not part and n % 2:
       raise UserError(
         f"num_tokens={n} is odd, so it has no balanced partition: choose an "
@@ -86,6 +90,7 @@ class Setting:
       raise UserError(
         f"part={self.part}: give distinct tokens of 0 to {n - 1}, and not all."
       )
+    # Indices must be in their ranges.
     for name, last in {
       "position": n - 1,
       "channel": d - 1,
@@ -99,7 +104,7 @@ class Setting:
 
   @property
   def groups(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens of both groups."""
+    """Positions of the tokens of both groups."""
     first = self.part or tuple(range(self.num_tokens // 2))
     return first, tuple(k for k in range(self.num_tokens) if k not in first)
 
@@ -109,9 +114,9 @@ class Rank(NamedTuple):
 
   Attributes:
     rank: rank of the grid matrix.
-    exact: True if there were more points than the rank; if not, the rank is a
-      lower bound.
-    points: number of points of each group.
+    exact: True if the grid had more points than the rank. Otherwise the rank
+      is a lower bound.
+    points: number of points of each group, the side of the grid.
   """
 
   rank: int
@@ -120,7 +125,7 @@ class Rank(NamedTuple):
 
 
 def draw_weights(setting: Setting, seed: int) -> Weights:
-  """Draws uniform weights modulo p, int64."""
+  """Returns uniform random weights modulo p, int64."""
   rng = np.random.default_rng([seed, 0])
   s, width = setting, setting.d_model // setting.num_heads
   shape = (s.num_layers, s.num_heads)
@@ -143,16 +148,16 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def draw_tokens(
   setting: Setting, count: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws the tokens of both groups, int64 [count, tokens, d] modulo p.
+  """Returns random tokens of both groups, int64 [count, tokens, d] modulo p.
 
   The first rows do not depend on `count`.
   """
   d, r = setting.d_model, setting.input_rank or setting.d_model
-  # Draw tokens in a random subspace if it has a lower rank than d.
+  # Draw a basis of a random subspace, for tokens of a lower rank than d.
   basis = np.random.default_rng([seed, 1]).integers(0, PRIME, (r, d))
   points = []
   for number, group in enumerate(setting.groups):
-    # Each group has its own stream, so that more points extend fewer.
+    # Each group has its own random stream: a larger count only adds rows.
     rng = np.random.default_rng([seed, 2 + number])
     x = rng.integers(0, PRIME, (count, len(group), r))
     points.append(_product(x, basis) if setting.input_rank else x)
@@ -162,10 +167,10 @@ def draw_tokens(
 def grid(
   setting: Setting, weights: Weights, a: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
-  """Returns y of every pair of points, modulo p.
+  """Returns the measured output at every pair of points, modulo p.
 
   Args:
-    setting: setting; position, channel and residual are read.
+    setting: setting; reads its groups, position, channel and residual.
     weights: weights modulo p.
     a, b: tokens of both groups, int64 [points, tokens, d] modulo p.
 
@@ -173,7 +178,7 @@ def grid(
     int64 [points of a, points of b].
   """
   first, second = setting.groups
-  # Take the token whose output is measured, for every pair of points.
+  # Take the token whose output is measured, [points of a, points of b, d].
   if setting.position in first:
     x = a[:, None, first.index(setting.position)]
   else:
@@ -186,7 +191,7 @@ def grid(
 @numba.njit(nogil=True, inline="always")
 def _mod(x: Any) -> Any:
   """Returns x modulo 2^31 - 1 without a division, for 0 <= x < 2^63."""
-  # 2^31 is 1 modulo 2^31 - 1, so the high bits add to the low ones.
+  # 2^31 = 1 modulo 2^31 - 1, so add the high bits to the low bits.
   x = (x & PRIME) + (x >> 31)
   x = (x & PRIME) + (x >> 31)
   # Two rounds leave at most p + 2.
@@ -200,7 +205,7 @@ def _add_product(a: Any, b: Any, out: Any) -> None:
     for j in range(b.shape[1]):
       total = out[i, j]
       for k in range(b.shape[0]):
-        # A sum with one product of 62 bits stays below 2^63.
+        # Adding one product of 62 bits stays below 2^63.
         total = _mod(total + a[i, k] * b[k, j])
       out[i, j] = total
 
@@ -215,12 +220,21 @@ def _apply(a: Any, x: Any) -> Any:
 
 @numba.njit(nogil=True)
 def _entry(gram: Any, x: Any, weights: Any, residual: Any, channel: Any) -> Any:
+  """Returns one output channel of the network for one pair of points.
+
+  Args:
+    gram: Gram matrix S_1 of all tokens, [d, d].
+    x: token whose output is measured, [d].
+    weights: (values, scores) of the network.
+    residual: True if every layer adds its input.
+    channel: channel of the output.
+  """
   values, scores = weights
   depth, heads, d, _ = scores.shape
   s, y = gram.copy(), x.copy().reshape(d, 1)
   left, t = np.empty((d, d), np.int64), np.empty((d, d), np.int64)
   for layer in range(depth - 1):
-    # T = sum_h W_O W_V S W_K.T W_Q, plus I under a residual connection.
+    # T = sum_h W_O W_V S W_K.T W_Q, plus I with a residual connection.
     t[:] = 0
     np.fill_diagonal(t, 1 if residual else 0)
     for head in range(heads):
@@ -233,10 +247,10 @@ def _entry(gram: Any, x: Any, weights: Any, residual: Any, channel: Any) -> Any:
     _add_product(t, s, left)
     s[:] = 0
     _add_product(left, t.T, s)
-  # Compute one channel of the last layer.
+  # Compute only one channel of the last layer.
   total = y[channel, 0] if residual else 0
   for head in range(heads):
-    # Apply the factors of T to y: T itself would cost more.
+    # Apply the factors of T to y one by one, which is cheaper than T.
     z = _apply(s, _apply(scores[depth - 1, head], y))
     row = values[depth - 1, head, channel : channel + 1]
     total = _mod(total + _apply(row, z)[0, 0])
@@ -247,11 +261,12 @@ def _entry(gram: Any, x: Any, weights: Any, residual: Any, channel: Any) -> Any:
 def _grid(
   gram_a: Any, gram_b: Any, x: Any, weights: Any, residual: Any, channel: Any
 ) -> Any:
+  """Returns `_entry` for every pair of points, [points of a, points of b]."""
   rows, columns = len(gram_a), len(gram_b)
   y = np.empty((rows, columns), np.int64)
   for s in numba.prange(rows):
     for t in range(columns):
-      # The Gram matrix of all tokens is the sum of those of the groups.
+      # Gram matrices add up over the tokens.
       gram = (gram_a[s] + gram_b[t]) % PRIME
       y[s, t] = _entry(gram, x[s, t], weights, residual, channel)
   return y
@@ -279,13 +294,13 @@ def _eliminate(m: Any, top: Any, column: Any, inverse: Any) -> None:
 
   Args:
     m: matrix modulo p, changed in place.
-    top: number of the row.
-    column: first column that is not clear yet.
+    top: index of the pivot row.
+    column: first column that is not eliminated yet.
     inverse: 1 / m[top, column] modulo p.
   """
   for row in numba.prange(top + 1, len(m)):
     factor = PRIME - _mod(m[row, column] * inverse)
-    # A factor of p is 0: the row has no entry in this column.
+    # A factor of p means 0: the column is clear already.
     if factor < PRIME:
       for k in range(column, m.shape[1]):
         m[row, k] = _mod(m[row, k] + factor * m[top, k])
@@ -294,12 +309,13 @@ def _eliminate(m: Any, top: Any, column: Any, inverse: Any) -> None:
 def measure_rank(
   setting: Setting, seed: int = 0, max_points: int = 2_048
 ) -> Rank:
-  """Measures the separation rank at random weights, exactly.
+  """Returns the exact separation rank of a network with random weights.
 
   Args:
     setting: network, partition and entry of the output.
     seed: seed of weights and points.
-    max_points: greatest number of points of each group; time grows as its cube.
+    max_points: largest number of points of each group. The time grows with the
+      cube of this number.
 
   Raises:
     UserError: for fewer than two points.
@@ -307,9 +323,9 @@ def measure_rank(
   if max_points < 2:
     raise UserError(f"max_points={max_points} is below 2: give 2 or more.")
   weights = draw_weights(setting, seed)
-  # The closed form only sets the number of points of the first grid.
+  # Use the closed form only to choose the size of the first grid.
   points = min((closed_form(setting) or _FIRST_RANK) + 8, max_points)
-  # Double the points until there are more than the rank.
+  # Double the number of points until it exceeds the rank.
   while True:
     matrix = grid(setting, weights, *draw_tokens(setting, points, seed))
     rank = modular_rank(matrix)
@@ -319,18 +335,18 @@ def measure_rank(
 
 
 def closed_form(setting: Setting) -> int | None:
-  """Returns the separation rank by a formula; None if there is none.
+  """Returns the separation rank by a formula, or None if no formula applies.
 
-  For balanced partitions:
+  For balanced partitions, with binom(n, k) the binomial coefficient:
 
     one layer: d + 1.
-    two tokens, one head: C(d + C, C) with C = (3^L - 1) / 2.
-    two layers, one head, more tokens: C(d + 4, 4) + d^2 (d^2 - 1) / 12
+    two tokens, one head: binom(d + C, C) with C = (3^L - 1) / 2.
+    two layers, one head, more tokens: binom(d + 4, 4) + d^2 (d^2 - 1) / 12
       + d (d^2 - 1) / 3.
 
-  The first two follow from the form of the network. The third was fitted to
-  d = 2, 3, 4 and confirmed at 5 and 6. Inputs of rank r have the separation
-  rank of a network of width r.
+  The first two formulas follow from the form of the network. The third was
+  fitted to d = 2, 3, 4 and confirmed at d = 5, 6. For inputs of rank r, the
+  formulas hold with r instead of d.
   """
   first, second = setting.groups
   if len(first) != len(second):
@@ -341,7 +357,7 @@ def closed_form(setting: Setting) -> int | None:
   if setting.num_heads > 1:
     return None
   if setting.num_tokens == 2:
-    # Count the monomials of degree up to C in d variables.
+    # The rank is the number of monomials of degree up to C in d variables.
     c = bounds.degree(setting.num_layers)
     return math.comb(d + c, c)
   if setting.num_layers == 2:
@@ -367,7 +383,7 @@ def rank_table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
 
   Args:
     settings: networks and partitions to measure.
-    max_points, seed: see `measure_rank`.
+    max_points, seed: arguments of `measure_rank`.
   """
   rows = []
   for s in settings:
@@ -382,7 +398,7 @@ def rank_table(settings: Sequence[Setting], max_points: int, seed: int) -> str:
 
 
 def _format_bounds(setting: Setting) -> str:
-  """Returns the theorem that holds and its bounds; "" if neither holds.
+  """Returns the theorem that applies and its bounds, or "" if none applies.
 
   The theorems need balanced partitions, fewer heads than channels, and tokens
   that are not confined to a subspace.
@@ -392,6 +408,6 @@ def _format_bounds(setting: Setting) -> str:
   is_full = s.input_rank in (0, s.d_model)
   if s.num_heads >= s.d_model or len(first) != len(second) or not is_full:
     return ""
-  # The theorem is the one in whose regime the network lies.
+  # Choose the theorem by the regime of the network.
   low, high, theorem = bounds.bounds(s.num_layers, s.d_model, s.num_heads)
   return f"theorem {theorem}: {low:.2f} to {high:.2f}"

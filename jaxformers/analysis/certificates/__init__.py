@@ -1,1 +1,1 @@
-"""Bounds of distances between tokens, and the encoder's inverse."""
+"""Certified bounds on distances and predictions, and searches against them."""

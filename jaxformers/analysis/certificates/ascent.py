@@ -1,4 +1,4 @@
-"""Searches for the largest and smallest ratio of distances, by ascent."""
+"""Gradient searches for the largest and the smallest ratio of distances."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 
-# Least and greatest distance of a pair, relative to the root mean square norm
-# of a token, or of a sequence of as many tokens. Smaller distances would
+# Smallest and largest distance of a pair, relative to the root mean square norm
+# of a token (of a sequence, for pairs of sequences). Smaller distances would
 # measure the rounding of float32.
 _NEAR, _FAR = 1e-2, 1e2
-Ratio = Callable[[Any], jax.Array]  # From a tree of points to [...].
+Ratio = Callable[[Any], jax.Array]  # Function of a tree of points to [...].
 
 
 def ascend(
@@ -32,12 +32,14 @@ def ascend(
   steps: int,
   rate: float = 0.05,
 ) -> jax.Array:
-  """Returns the extreme of a ratio for every start, by Adam on its logarithm.
+  """Returns the extreme ratio reached from every start.
+
+  Adam maximises `sign * log(ratio)`.
 
   Args:
     ratio: function from a tree of points to ratios [...], one for each start.
-    start: tree of points, one for each ratio.
-    sign: 1 for the greatest ratio, -1 for the least.
+    start: tree of starting points, one for each ratio.
+    sign: 1 to search for the largest ratio, -1 for the smallest.
     steps: number of steps of Adam.
     rate: learning rate of Adam.
 
@@ -67,9 +69,16 @@ def ascend(
 def _ends(
   points: dict[str, jax.Array], axes: tuple[int, ...], unit: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns both ends of segments given by middle, direction and log length."""
+  """Returns both ends of segments.
+
+  Args:
+    points: `middle`, `direction` and `log_length` of each segment.
+    axes: axes over which a segment's length is taken.
+    unit: unit of the length.
+  """
   direction = points["direction"]
   norm = jnp.sqrt(jnp.square(direction).sum(axes, keepdims=True))
+  # Clip the length to the range of allowed distances.
   low, high = math.log(_NEAR), math.log(_FAR)
   length = unit * jnp.exp(jnp.clip(points["log_length"], low, high))
   half = length / 2 * direction / norm
@@ -84,13 +93,18 @@ def _ratios(
   mask: jax.Array,
   unit: jax.Array,
 ) -> tuple[Ratio, Ratio]:
-  """Returns the changes of distances of tokens and of sequences, as functions.
+  """Returns two functions: the ratios of token and of sequence distances.
+
+  Both map a tree of points to the distance after the encoder over the distance
+  before it.
 
   Args:
-    model, variables, ids: model, what it is applied to, and its inputs.
-    x, mask: embedded tokens [b, n, d], and where they are [b, n].
+    model, variables, ids: model, its variables, and its inputs.
+    x: embedded tokens, [b, n, d].
+    mask: [b, n], True at tokens.
     unit: root mean square norm of the tokens.
   """
+  # A pair of tokens counts if neither of them is padding.
   n = x.shape[1] // 2 * 2
   both = mask[:, 0:n:2] & mask[:, 1:n:2]
   root = jnp.sqrt(mask.sum(1).astype(x.dtype))[:, None, None]
@@ -100,18 +114,19 @@ def _ratios(
     return hidden[0], hidden[-1]
 
   def tokens(points: Any) -> jax.Array:
-    # Put the ends of each segment side by side; keep an odd last token.
+    # Put the ends of each segment at neighbouring positions, [b, n, d]. Keep
+    # the last token if their number is odd.
     ends = jnp.stack(_ends(points, (-1,), unit), 2)
     moved = ends.reshape((len(x), n, -1))
     before, after = (
       jnp.linalg.norm(y[:, 0:n:2] - y[:, 1:n:2], axis=-1)
       for y in first_and_last(jnp.concatenate([moved, x[:, n:]], 1))
     )
-    # Pairs with padding get the ratio 1, whose logarithm adds nothing.
+    # Set the ratio of pairs with padding to 1: its logarithm is 0.
     return jnp.where(both, after / jnp.where(both, before, 1), 1)
 
   def sequences(points: Any) -> jax.Array:
-    # Padding stays as it is, so that it adds no noise to a pair.
+    # Move only the tokens: both sequences of a pair keep the same padding.
     ends = [
       first_and_last(jnp.where(mask[..., None], end, x))
       for end in _ends(points, (1, 2), unit * root)
@@ -133,10 +148,11 @@ def adversarial(
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Interval]:
-  """Searches for the largest and smallest change of a distance by the encoder.
+  """Returns the extreme factors by which the encoder changes a distance.
 
-  Half of the pairs start at a hundredth of the root mean square norm of a token
-  (of a sequence), and half at that norm.
+  The factors are found by a search. Half of the pairs start at a distance of a
+  hundredth of the root mean square norm of a token (of a sequence), and half at
+  that norm.
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
@@ -145,31 +161,32 @@ def adversarial(
     seed: seed of the directions.
 
   Returns:
-    Smallest and largest factor. `tokens`: over pairs of neighbouring tokens;
-    all pairs are optimised together, and a token may move anywhere in R^d.
-    `sequences`: over pairs of whole sequences with the same mask.
+    (smallest factor, largest factor) for two kinds of pairs. `tokens`: pairs of
+    neighbouring tokens; all pairs are optimised together, and a token may move
+    anywhere in R^d. `sequences`: pairs of whole sequences with the same mask.
 
   Raises:
     UserError: if no sample has two tokens next to each other.
   """
+  # Embed the samples.
   variables = make_variables(model, params)
   captured = jax.jit(functools.partial(capture, model))(variables, ids)
   x, mask = captured.hidden[0], captured.mask
-  # The pairs are the tokens (0, 1), (2, 3) and so on.
+  # Pair the tokens (0, 1), (2, 3) and so on.
   n = x.shape[1] // 2 * 2
   both = mask[:, 0:n:2] & mask[:, 1:n:2]
   if not both.any():
     raise UserError(
       "No sample has two tokens next to each other, so there are no pairs to "
-      "start from: give longer samples."
+      "start from. Give longer samples."
     )
-  # Lengths are relative to the root mean square norm of tokens.
+  # Measure lengths in units of the root mean square norm of a token.
   unit = jnp.sqrt(jnp.square(x).sum(-1).mean(where=mask))
   tokens, sequences = _ratios(model, variables, ids, x, mask, unit)
   key = jax.random.key(seed)
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:
-    # Every other pair starts from a short segment.
+    # Start every other pair from a short segment.
     near = jnp.arange(math.prod(lengths)).reshape(lengths) % 2 == 0
     return {
       "middle": middle,
@@ -177,13 +194,14 @@ def adversarial(
       "log_length": jnp.where(near, math.log(_NEAR), 0.0).astype(x.dtype),
     }
 
-  # Start around the samples: at the middles of pairs, or at sequences.
+  # Centre the starts at the middles of token pairs, and at the sequences.
   middle = (x[:, 0:n:2] + x[:, 1:n:2]) / 2
   starts = {
-    # Leave out pairs with padding, whose ratio is set to 1.
+    # `both` leaves out pairs with padding, whose ratio is set to 1.
     "tokens": (tokens, points(middle, (*middle.shape[:2], 1)), both),
     "sequences": (sequences, points(x, (len(x), 1, 1)), ...),
   }
+  # Search for the smallest and the largest ratio of each kind.
   results = {}
   for name, (ratio, start, chosen) in starts.items():
     run = jax.jit(functools.partial(ascend, ratio, steps=steps))

@@ -1,10 +1,12 @@
-"""Certified accuracy of a classifier, and its accuracy under a search.
+"""Certified accuracy of a classifier, and its accuracy under attack.
 
-For k replaced tokens, and for perturbations of the embedded sequence: the share
-of test examples that are classified right and stay so for every such change
-(`models.certificates`), and what is left after a search for such changes, which
-is an upper bound. Jia et al. 2019 (https://arxiv.org/abs/1909.00986) certify
-substitutions from lists of similar words, at any number of places.
+Two kinds of change are considered: replacing k tokens, and perturbing the
+embedded sequence. The certified accuracy is the share of test examples that are
+classified correctly under every such change (`models.certificates`). The
+attacked accuracy is the share that survives a search for such changes; it is an
+upper bound on the accuracy under the worst change. Jia et al. 2019
+(https://arxiv.org/abs/1909.00986) certify a different change: substitutions
+from lists of similar words, at any number of places.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ from jaxformers.models.certificates import (
 )
 from jaxformers.models.variables import make_variables
 
-CANDIDATES = 8  # Replacements that a step of the search tries out.
+CANDIDATES = 8  # Replacements that each step of the search evaluates.
 
 
 def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """Returns the logit of the label less the greatest other one, [b]."""
+  """Returns the logit of the label minus the largest other logit, [b]."""
   of_class = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
   classes = jnp.arange(logits.shape[1])[None]
   others = jnp.where(classes == labels[:, None], -jnp.inf, logits)
@@ -59,6 +61,7 @@ def margins(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def _margins(
   model: Model, variables: Any, ids: jax.Array, labels: jax.Array
 ) -> jax.Array:
+  """Returns the margins of examples, [b]; compiled once for a model."""
   logits: Any = model.apply(variables, ids, train=False)
   return margins(logits, labels)
 
@@ -71,12 +74,13 @@ def _slopes(
   labels: jax.Array,
   change: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the margins [b], and their gradient by the embedded tokens.
+  """Returns the margins [b], and their gradients [b, n, d].
 
   Args:
     model, variables: model and its collections.
     ids, labels: examples, [b, n] and [b].
-    change: what is added to the embedded tokens, [b, n, d].
+    change: perturbation that is added to the embedded tokens, [b, n, d]. The
+      gradients are taken with respect to it.
   """
 
   def total(change: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -93,13 +97,24 @@ def _slopes(
 def _best_tokens(
   table: jax.Array, slopes: jax.Array, ids: jax.Array, free: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns places and tokens of the steepest replacements, [b, m] each."""
+  """Returns the positions and tokens of the best replacements, [b, m] each.
+
+  The best replacements lower the margin most, to first order.
+
+  Args:
+    table: vectors of the vocabulary, [v, c].
+    slopes: gradients of the margins by the embedded tokens, [b, n, d].
+    ids: examples, [b, n].
+    free: [b, n], True at tokens that may be replaced.
+  """
 
   def of_sample(args: Any) -> tuple[jax.Array, jax.Array]:
     slope, row, is_free = args
-    # What a token in a place changes, to first order; 0 is no token.
+    # Margin of every token at every position, to first order, [n, v].
     scores = slope[:, : table.shape[1]] @ table.T
+    # Exclude id 0, the padding.
     scores = scores.at[:, 0].set(jnp.inf)
+    # Choose the best token of each position, and then the best positions.
     best = scores.argmin(1)
     before = jnp.take_along_axis(scores, row[:, None], 1)[:, 0]
     gain = jnp.where(is_free, before - scores.min(1), -jnp.inf)
@@ -110,7 +125,7 @@ def _best_tokens(
 
 
 class Attack(Evaluation):
-  """Searches for changes of examples that make a model wrong.
+  """Search for changes of examples that make a classifier wrong.
 
   Args:
     model, params: classifier of ids, [b, n], in float32, and its parameters.
@@ -121,22 +136,28 @@ class Attack(Evaluation):
     self._table = token_table(model, params)
 
   def _margins(self, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns the margins of examples, [b]."""
     return np.asarray(_margins(self._model, self._variables, ids, labels))
 
   def replace(
     self, ids: np.ndarray, labels: np.ndarray, counts: list[int]
   ) -> dict[int, np.ndarray]:
-    """Returns where examples stay right after k replacements, bool [b] each.
+    """Returns which examples stay correct after k replacements, bool [b].
 
-    One token after the other: the `CANDIDATES` that lower the margin most to
-    first order are tried out, and the best is kept.
+    A greedy search replaces one token after the other. Each step evaluates the
+    `CANDIDATES` replacements that lower the margin most to first order, and
+    keeps the best one.
 
     Args:
-      ids: [b, n], 0 at padding.
-      labels: [b].
-      counts: numbers k, increasing.
+      ids: examples, [b, n], 0 at padding.
+      labels: classes, [b].
+      counts: numbers k of replaced tokens, increasing.
+
+    Returns:
+      One array for each k.
     """
     ids, labels = np.array(ids), np.asarray(labels)
+    # Only tokens are replaced, and each position once.
     free = ids > 0
     blank = jnp.zeros((*ids.shape, self._model.config.d_model))
     right = self._margins(ids, labels) > 0
@@ -146,20 +167,25 @@ class Attack(Evaluation):
         results[step] = right.copy()
       if step == max(counts):
         break
+      # Choose candidates by the gradient of the margin.
       _, slopes = _slopes(self._model, self._variables, ids, labels, blank)
-      found = _best_tokens(self._table, slopes, ids, free)
-      places, tokens = map(np.asarray, found)
+      steepest = _best_tokens(self._table, slopes, ids, free)
+      places, tokens = map(np.asarray, steepest)
+      # Evaluate the margin of each candidate.
       trials = []
       for place, token in zip(places.T, tokens.T, strict=True):
+        # Positions that are not free keep their ids.
         trial = ids.copy()
         trial[rows, place] = np.where(
           free[rows, place], token, ids[rows, place]
         )
         trials.append((self._margins(trial, labels), place, trial))
+      # Keep the replacement with the lowest margin in each example.
       best = np.argmin([values for values, _, _ in trials], 0)
       ids = np.stack([trial for _, _, trial in trials])[best, rows]
       chosen = np.stack([place for _, place, _ in trials])[best, rows]
       free[rows, chosen] = False
+      # An example that was wrong at an earlier step counts as wrong.
       right &= self._margins(ids, labels) > 0
     return results
 
@@ -171,13 +197,16 @@ class Attack(Evaluation):
     *,
     steps: int,
   ) -> np.ndarray:
-    """Returns where examples stay right under gradient ascent, bool [b].
+    """Returns which examples stay correct under perturbations, bool [b].
+
+    Projected gradient descent on the margin searches for the perturbation.
 
     Args:
-      ids, labels: as for `replace`.
-      radius: greatest Frobenius norm of the perturbation, [b].
-      steps: number of steps, each a quarter of the radius.
+      ids, labels: examples and classes, as for `replace`.
+      radius: largest Frobenius norm of the perturbation, [b].
+      steps: number of steps, each a quarter of the radius long.
     """
+    # Start from no perturbation; padding is never perturbed.
     limit = jnp.asarray(radius, jnp.float32)[:, None, None]
     mask = jnp.asarray(self._model.mask(jnp.asarray(ids)))[..., None]
     n = mask.shape[1]
@@ -188,6 +217,7 @@ class Attack(Evaluation):
         self._model, self._variables, ids, labels, change
       )
       right &= np.asarray(values) > 0
+      # Step down the margin, and project back onto the ball of the radius.
       change = change - limit / 4 * _unit(jnp.where(mask, slopes, 0))
       size = jnp.sqrt(jnp.square(change).sum((1, 2), keepdims=True))
       change = change * jnp.minimum(1, limit / (size + 1e-30))
@@ -195,11 +225,12 @@ class Attack(Evaluation):
 
 
 def _unit(x: jax.Array) -> jax.Array:
+  """Returns x [b, n, d] scaled to Frobenius norm 1, sample by sample."""
   size = jnp.sqrt(jnp.square(x).sum((1, 2), keepdims=True))
   return x / (size + 1e-30)
 
 
-Key = tuple[str, float]  # "tokens" and their number, or "radius" and its share.
+Key = tuple[str, float]  # ("tokens", number) or ("radius", share of the norm).
 Batch = Mapping[str, np.ndarray]  # `inputs` and `targets`.
 
 
@@ -210,19 +241,22 @@ def certified_accuracy(
   counts: list[int],
   radii: list[float],
 ) -> dict[Key, float]:
-  """Returns the share of examples that no change makes wrong.
-
-  {} where layers or pool have no bound for all sequences.
+  """Returns the certified accuracy for every change.
 
   Args:
     model, params: classifier of sequences in float32, and its parameters.
-    batches: examples.
+    batches: batches of examples.
     counts: numbers of replaced tokens.
     radii: norms of perturbations, as shares of the embedded sequence's norm.
+
+  Returns:
+    Share of examples whose correct prediction no change can alter, by change;
+    {} if the layers or the pooling have no bound for all sequences.
   """
   bound = find_bound(model, make_variables(model, params))
   if bound is None:
     return {}
+  # Compute the values that do not depend on the examples.
   attack = Attack(model, params)
   reach = np.zeros(0)
   if counts:
@@ -233,13 +267,16 @@ def certified_accuracy(
     ids, labels = batch["inputs"], batch["targets"]
     mask = attack.mask(ids)
     n = np.maximum(mask.sum(1), 1)
+    # Bound each change of the embedded sequences.
     changes: dict[Key, Change] = {
       ("tokens", k): replaced(reach[ids], mask, k) for k in counts
     }
     sizes = attack.sizes(ids)
     changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
+    # Treat rounding in the encoder as a perturbation of its input.
     rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
     logits = attack.logits(ids)
+    # Certify the examples whose margin exceeds the bound.
     for key, change in changes.items():
       moved = bound(change, n) + rounding
       sure = is_certified(logits, labels, kernel, moved)
@@ -256,19 +293,21 @@ def attacked_accuracy(
   *,
   steps: int,
 ) -> dict[Key, float]:
-  """Returns the share of examples that stay right under a search for changes.
+  """Returns the share of examples that stay correct under attack, by change.
 
   Args:
     model, params, batches, counts, radii: as for `certified_accuracy`.
-    steps: steps of gradient ascent.
+    steps: number of steps of the search for a perturbation.
   """
   attack = Attack(model, params)
   survived: dict[Key, list[np.ndarray]] = {}
   for batch in tqdm(batches, "attacks", disable=None):
     ids, labels = batch["inputs"], batch["targets"]
+    # Replace tokens.
     if counts:
       for k, right in attack.replace(ids, labels, counts).items():
         survived.setdefault(("tokens", k), []).append(right)
+    # Perturb the embedded sequences.
     sizes = attack.sizes(ids)
     for r in radii:
       right = attack.perturb(ids, labels, r * sizes, steps=steps)
@@ -277,22 +316,24 @@ def attacked_accuracy(
 
 
 def _shares(survived: dict[Key, list[np.ndarray]]) -> dict[Key, float]:
+  """Returns the share of True over all batches, for every change."""
   return {k: float(np.concatenate(x).mean()) for k, x in survived.items()}
 
 
 def make_batches(split: Any, places: np.ndarray, max_len: int) -> list[Batch]:
-  """Returns examples of a split, each beside others of about its length.
+  """Returns batches of examples, each of sequences of about the same length.
 
   Args:
     split: split of a task.
-    places: numbers of the examples.
-    max_len: length that sequences are cut to.
+    places: indices of the examples in the split.
+    max_len: length to which sequences are cut.
   """
   lengths = np.minimum(split.lengths()[places], max_len)
-  # A program is compiled for each length: powers of two are few.
+  # Pad to powers of two, because every length compiles a program.
   padded = np.minimum(
     1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(int), max_len
   )
+  # Group the examples by padded length, and cut the groups into batches.
   batches = []
   for length in np.unique(padded):
     chosen = places[padded == length]
@@ -303,7 +344,7 @@ def make_batches(split: Any, places: np.ndarray, max_len: int) -> list[Batch]:
 
 
 def figure(content: dict[str, Any]) -> Figure:
-  """Returns both accuracies over k and over the radius.
+  """Returns the figure of both accuracies, over k and over the radius.
 
   Args:
     content: result of `measure_certified`.
@@ -321,7 +362,7 @@ def figure(content: dict[str, Any]) -> Figure:
   ]
   texts = Texts(
     "certified",
-    "Accuracy that changes of the input leave",
+    "Accuracy under changes of the input",
     f"{content['examples']:,} test examples certified, {content['attacked']:,} "
     "attacked; step {step} of {workdir}.".format(**content),
   )
@@ -339,17 +380,17 @@ def measure_certified(
   seed: int,
   split: str = "test",
 ) -> dict[str, Any]:
-  """Returns certified and attacked accuracies of a run, for JSON.
+  """Returns the certified and the attacked accuracies of a run, for JSON.
 
   Args:
-    run: a trained classifier of single sequences.
-    counts: numbers of replaced tokens; ignored where inputs are numbers.
+    run: trained classifier of single sequences.
+    counts: numbers of replaced tokens; ignored if the inputs are numbers.
     radii: norms of perturbations, as shares of the embedded sequence's norm.
-    samples: number of test examples that are attacked.
-    examples: number of test examples that are certified; 0 for all.
-    steps: steps of gradient ascent.
+    samples: number of examples to attack.
+    examples: number of examples to certify; 0 for all.
+    steps: number of steps of the search for a perturbation.
     seed: seed of the choice of examples.
-    split: split of the task.
+    split: name of the task's split.
 
   Raises:
     UserError: for pairs, images, language models and segmenters.
@@ -358,6 +399,7 @@ def measure_certified(
   model = in_float32(run.model)
   source = run.task.splits[choose("split", split, run.task.splits)]
   counts = sorted(counts) if model.config.vocab_size else []
+  # Draw the examples to attack and to certify.
   order = np.random.default_rng(seed).permutation(len(source))
   attacked = np.sort(order[: min(samples, len(source))])
   certified = np.sort(order[: examples or len(source)])
@@ -365,9 +407,11 @@ def measure_certified(
     make_batches(source, chosen, run.task.max_len)
     for chosen in (certified, attacked)
   )
+  # Certify and attack.
   weights = (model, run.params)
   sure = certified_accuracy(*weights, sure_batches, counts, radii)
   left = attacked_accuracy(*weights, left_batches, counts, radii, steps=steps)
+  # Collect the accuracies with the facts about the measurement.
   content: dict[str, Any] = {
     "workdir": str(run.folder),
     "step": run.step,
@@ -376,6 +420,7 @@ def measure_certified(
     "seed": seed,
     "split": split,
   }
+  # Add a row for every number of tokens, and for every radius.
   for kind, strengths in (("tokens", counts), ("radius", radii)):
     content[kind] = [
       _row(sure.get((kind, each)), left[kind, each], each) for each in strengths
@@ -386,7 +431,7 @@ def measure_certified(
 def _row(
   certified: float | None, attacked: float, strength: float
 ) -> dict[str, float | None]:
-  """Returns the accuracies under changes of a strength, for JSON."""
+  """Returns the accuracies under changes of one strength, for JSON."""
   return {
     "strength": strength,
     "certified": certified,
@@ -400,8 +445,9 @@ def _require_sequences(run: TrainedModel) -> None:
   is_sequence = config.num_inputs == 1 and not config.image
   if config.objective != "classification" or not is_sequence:
     raise UserError(
-      "Certified accuracy is of classifiers of one sequence, and "
-      f"{run.task.name} has another objective, pairs or images."
+      "Certified accuracy needs a classifier of single sequences, but the task "
+      f"{run.task.name} has another objective, pairs or images. Give the run "
+      "of a classifier of sequences."
     )
   if not has_plain_tokens(config):
     raise UserError(f"{NOT_PLAIN[0].upper()}{NOT_PLAIN[1:]}.")
@@ -409,6 +455,7 @@ def _require_sequences(run: TrainedModel) -> None:
 
 def lines(content: dict[str, Any]) -> list[str]:
   """Returns the result of `measure_certified` as lines of text."""
+  # A row for each change; "-" stands for no certificate.
   rows = [
     (
       f"{row['strength']} token{'s' * (row['strength'] != 1)}"

@@ -1,7 +1,7 @@
-"""Bounds on how far a trained encoder moves tokens apart, and measured factors.
+"""Certified and measured factors by which an encoder changes distances.
 
-The bounds are those of docs/theory.md, evaluated on the trained weights; the
-activation factors over data are those of equation 9 of TransJect.
+The certified bounds (docs/theory.md) are evaluated on the trained weights. The
+measured activation factors follow equation 9 of TransJect.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KINDS = ("tokens", "sequences")
 def guaranteed(
   model: Model, params: Any, shared: Any, norms: Any
 ) -> list[dict[str, Any]]:
-  """Returns the certificate of every layer, from its actual weights.
+  """Returns the certificate of every layer, from the actual weights.
 
   Args:
     model, params: model and parameters from `models.build`, with injective
       layers.
-    shared: values that all layers use, computed from data; for TransJect
-      Sigma, [b, d] or [1, d].
+    shared: values computed from data that all layers use. For TransJect they
+      are Sigma, [b, d] or [1, d].
     norms: largest Frobenius norm of a sample's tokens before each layer, [l].
 
   Returns:
@@ -51,28 +51,30 @@ def guaranteed(
 
 
 def product(intervals: list[Interval]) -> Interval:
-  """Returns the interval of all layers, the product of their intervals."""
+  """Returns the product of the intervals of all layers."""
   low, high = map(math.prod, zip(*intervals, strict=True))
   return low, high
 
 
 def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
-  """Draws pairs of different positions of tokens, int32 [b, count, 2].
+  """Returns random pairs of distinct positions, int32 [b, count, 2].
 
-  The two tokens are of one sample, and may be equal.
+  The two positions of a pair belong to one sample. Their token ids may
+  coincide.
 
   Args:
-    mask: [b, n], True at tokens; a sample with fewer than two gives [0, 0].
+    mask: [b, n], True at tokens. A sample with fewer than two tokens gives the
+      pair (0, 0).
     count: number of pairs per sample, drawn with repetition.
     seed: seed of the generator.
   """
   rng = np.random.default_rng(seed)
   drawn = np.zeros((len(mask), count, 2), np.int32)
   for b, row in enumerate(mask):
-    # Draw among the tokens, never among padding.
+    # Draw only among the positions of tokens.
     (places,) = np.nonzero(row)
     if len(places) > 1:
-      # An offset of at least 1 gives another position.
+      # Add an offset of at least 1, which gives a distinct position.
       first = rng.integers(len(places), size=count)
       other = (first + rng.integers(1, len(places), size=count)) % len(places)
       drawn[b] = np.stack([places[first], places[other]], 1)
@@ -80,7 +82,7 @@ def pairs(mask: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def distances(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
-  """Returns |x_i^l - x_j^l| of pairs of tokens, [l + 1, b, count].
+  """Returns the distances |x_i^l - x_j^l| of token pairs, [l + 1, b, count].
 
   Args:
     hidden: `hidden` of a `capture.Capture`.
@@ -98,7 +100,7 @@ def distances(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
 def activation_factors(distances: np.ndarray) -> np.ndarray:
   """Returns |x_i^l - x_j^l| / |x_i^0 - x_j^0|, float64 [l + 1, b, count].
 
-  NaN where the embedded tokens are equal.
+  The factor of a pair is NaN if its embedded tokens are equal.
 
   Source: TransJect, equation 9, before its two means.
 
@@ -106,18 +108,18 @@ def activation_factors(distances: np.ndarray) -> np.ndarray:
     distances: result of the function `distances`.
   """
   lengths = np.asarray(distances, np.float64)
-  # NaN marks pairs of equal embeddings; callers leave them out.
+  # Mark pairs of equal embeddings by NaN, so that callers leave them out.
   return lengths / np.where(lengths[0] > 0, lengths[0], np.nan)
 
 
 def dot_factors(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
-  """Returns x_i^l . x_j^l / x_i^0 . x_j^0 of token pairs, [l + 1, b, count].
+  """Returns (x_i^l . x_j^l) / (x_i^0 . x_j^0) of pairs, [l + 1, b, count].
 
-  The activation factor under the dot product. NaN where the embedded tokens are
-  equal, as for activation factors, or orthogonal.
+  This is the activation factor of the dot product. The factor of a pair is NaN
+  if its embedded tokens are equal (as for distances) or orthogonal.
 
-  Source: TransJect, section 6, which gives no formula: equation 9 with dot
-  products instead of distances.
+  Source: TransJect, section 6. The paper gives no formula; this one is equation
+  9 with dot products instead of distances.
 
   Args:
     hidden: `hidden` of a `capture.Capture`.
@@ -127,10 +129,11 @@ def dot_factors(hidden: tuple[jax.Array, ...], places: jax.Array) -> jax.Array:
   products: list[jax.Array] = []
   differ: jax.Array | None = None
   for x in hidden:
+    # Both tokens of each pair, [b, count, d].
     x, y = (jnp.take_along_axis(x, k, 1) for k in (first, second))
     differ = (x != y).any(-1) if differ is None else differ
     products.append(jnp.einsum("bkd,bkd->bk", x, y, precision="highest"))
-  assert differ is not None  # `hidden` has the embedding at least.
+  assert differ is not None  # `hidden` holds at least the embedding.
   start = jnp.where(differ & (products[0] != 0), products[0], jnp.nan)
   return jnp.stack(products) / start
 
@@ -146,27 +149,30 @@ def measure_factors(
   """Measures activation factors over data, batch by batch.
 
   No hidden state is kept. Batches without a pair of different embeddings are
-  left out.
+  skipped.
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
-    batches: ids, as the model takes them.
+    batches: batches of ids, as the model takes them.
     count: number of pairs of tokens per sample.
     seed: seed of the pairs.
 
   Returns:
-    `factors`: mean, least and greatest factor over all pairs of different
+    `factors`: mean, smallest and largest factor over all pairs of different
     embeddings, for the embedding and every layer. `norms`: largest Frobenius
     norm of a sample, for the embedding and every layer. `pairs`: number of
     pairs. `shared`: values that injective layers share, concatenated over
     batches; None for other layers.
+
+  Raises:
+    UserError: if no sample has two tokens of different embeddings.
   """
   variables = make_variables(model, params)
   all_factors, all_norms, all_shared = [], [], []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
     mask = np.asarray(model.mask(jnp.asarray(ids)))
     places = jnp.asarray(pairs(mask, count, seed + k))
-    # Distances are [l + 1, b, count], norms [l + 1].
+    # Measure distances [l + 1, b, count] and norms [l + 1] on the device.
     apart, norms, shared = jax.device_get(
       _observe(model, variables, ids, places)
     )
@@ -181,6 +187,7 @@ def measure_factors(
     raise UserError(
       "The samples have no two different tokens: give longer ones, or more."
     )
+  # Summarise over all pairs of all batches, [l + 1, pairs].
   joined = np.concatenate(all_factors, 1)
   return {
     "factors": [
@@ -197,14 +204,15 @@ def measure_factors(
 def _observe(
   model: Model, variables: Any, ids: jax.Array, places: jax.Array
 ) -> tuple[jax.Array, jax.Array, Any]:
-  """Returns distances of pairs, largest norms, and what the layers shared.
+  """Returns distances of pairs, largest norms, and values the layers share.
 
-  The norm is the largest over samples, at the embedding and after each layer.
-  Shared values are None unless layers are injective. Compiled once for a model.
+  The norms are maxima over samples, at the embedding and after each layer.
+  Shared values are None unless the layers are injective. The function is
+  compiled once for a model.
   """
   captured = capture(model, variables, ids)
   hidden, mask = captured.hidden, captured.mask
-  # Norms of whole samples, without padding.
+  # Frobenius norms of whole samples without padding, [l + 1, b].
   tokens = jnp.where(mask[..., None], jnp.stack(hidden), 0)
   norms = jnp.sqrt(jnp.square(tokens).sum((2, 3)))
   shared = None
@@ -224,34 +232,41 @@ def measure_encoder(
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Any]:
-  """Returns the certificate if there is one, and the measurements, for JSON.
+  """Returns the certificate, the measured and the searched factors, for JSON.
+
+  The model is evaluated in float32 (see `models.in_float32`), because bfloat16
+  rounds tokens too coarsely.
 
   Args:
-    model, params: model and parameters from `models.build`; computed in float32
-      (see `models.in_float32`), because bfloat16 rounds tokens too coarsely.
-    ids: samples, as the model takes them; the searches start from the first
-      `batch_size`.
-    batch_size: samples at a time.
+    model, params: model and parameters from `models.build`.
+    ids: samples, as the model takes them. The searches start from the first
+      `batch_size` samples.
+    batch_size: number of samples of a batch.
     steps: number of Adam steps of each search.
     seed: seed of pairs and directions.
+
+  Returns:
+    `guaranteed`: certificates of the `layers`, of `all` layers together (None
+    if a layer has none), and what the certificate `says`. `measured`: result of
+    `measure_factors`. `adversarial`: result of `ascent.adversarial`.
   """
   batches = np.split(ids, range(batch_size, len(ids), batch_size))
   model = in_float32(model)
   measured = measure_factors(model, params, batches, seed=seed)
   shared = measured.pop("shared")
-  # Certify each layer if the layers are injective.
+  # Certify each layer, if the layers are injective.
   rows, total = [], None
   if layers_of(model.stacks()["encoder"]) is not None:
-    # The last norm is of the encoder's output, which enters no layer.
+    # Drop the last norm, of the encoder's output, which enters no layer.
     rows = guaranteed(model, params, shared, measured["norms"][:-1])
-  # One layer without a certificate leaves the encoder without one.
+  # Certify the encoder only if every layer has a certificate.
   if rows and all(rows):
     total = {
       kind: product([row[kind] for row in rows])
       for kind in KINDS
       if all(kind in row for row in rows)
     }
-  # Search for pairs that come near the bounds.
+  # Search for pairs whose factors come near the bounds.
   first = jnp.asarray(batches[0])
   extremes = adversarial(model, params, first, steps=steps, seed=seed)
   sentences = _explain(model, total)
@@ -264,10 +279,11 @@ def measure_encoder(
 
 
 def _explain(model: Model, total: dict[str, Interval] | None) -> list[str]:
-  """Returns the meaning of a certificate, in sentences."""
+  """Returns sentences that explain the certificate `total` of the encoder."""
   if total is None:
     return ["This encoder has no certificate: all numbers are measured."]
   layers = layers_in_float32(model)
+  # Endings of the sentence about a lower bound of 0.
   vacuous = {
     "tokens": "; distances grow by at most",
     "sequences": ", so nothing keeps two of them apart; the upper bound is",
@@ -288,7 +304,7 @@ def _explain(model: Model, total: dict[str, Interval] | None) -> list[str]:
 
 
 def factor_table(content: dict[str, Any]) -> str:
-  """Returns the result of `measure_encoder` as text, a line for each layer."""
+  """Returns the result of `measure_encoder` as text, one line per layer."""
 
   def span(low: float, high: float) -> str:
     return f"[{low:.4g}, {high:.4g}]"
@@ -298,6 +314,7 @@ def factor_table(content: dict[str, Any]) -> str:
     spans = [span(*by_kind[k]) if k in by_kind else "-" for k in KINDS]
     return f"{label:>5}  {spans[0]:18}  {spans[1]:18}"
 
+  # Write a line for each layer.
   guarantee, measured = content["guaranteed"], content["measured"]
   lines = ["layer  guaranteed, tokens  sequences           activation factor"]
   # Skip the embedding, whose factor is 1.
@@ -305,7 +322,7 @@ def factor_table(content: dict[str, Any]) -> str:
     label = line(str(i + 1), (guarantee["layers"] or {i: None})[i])
     extremes = span(factor["min"], factor["max"])
     lines.append(f"{label}  {factor['mean']:.4f} {extremes}")
-  # End with the whole encoder: the guaranteed and the measured extremes.
+  # End with the guaranteed and the searched factors of the whole encoder.
   lines += [
     line("all", guarantee["all"]),
     f"{line('found', content['adversarial'])}  (by gradient ascent)",

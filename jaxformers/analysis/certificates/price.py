@@ -1,4 +1,4 @@
-"""Test scores of runs over the width of their certificates."""
+"""Test scores of runs, plotted over the width of their certificates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jaxformers.models.variables import make_variables, of_stack
 
 
 class Priced(NamedTuple):
-  """A run, its score and its certificate.
+  """Score and certificate of a run.
 
   Attributes:
     name: name of the run's folder.
     model: name of the model.
     metric: name of the score.
-    score: test score, a share for accuracies.
-    interval: least and greatest factor of a distance of two sequences; None
-      where nothing is guaranteed for all of them.
+    score: test score; accuracies are shares.
+    interval: smallest and largest factor by which the encoder may change the
+      distance of two sequences; None if no factor holds for all sequences.
   """
 
   name: str
@@ -36,7 +36,7 @@ class Priced(NamedTuple):
 
   @property
   def width(self) -> float:
-    """Decimal logarithm of the ratio of both factors; NaN without them."""
+    """Log10 of the largest over the smallest factor; NaN without interval."""
     if self.interval is None:
       return math.nan
     low, high = self.interval
@@ -44,22 +44,25 @@ class Priced(NamedTuple):
 
 
 def find_interval(model: Any, params: Any) -> tuple[float, float] | None:
-  """Returns the factors of an encoder for two sequences, or None.
+  """Returns the certified factors of an encoder for two sequences, or None.
 
-  None too for layers whose bound depends on the data, such as TransJect's with
-  eigenvalues or the paper's gate.
+  The result is None if the encoder has no certificate, or if the bound of its
+  layers depends on the data, as TransJect's does with eigenvalues or the
+  paper's gate.
 
   Args:
-    model, params: a model and its parameters.
+    model, params: model and its parameters.
   """
   block = model.stacks()["encoder"]
   layers = layers_of(block)
   if layers is None or block.final_norm:
     return None
+  # Layers without a bound have no certificate for all sequences.
   encoder = of_stack(make_variables(model, params), "encoder")
   shared = shared_by_all(layers, encoder, model.config.d_model)
   if layers.bound(layers.weights(encoder)[0], shared) is None:
     return None
+  # A bound for all sequences does not depend on the norms: pass ones.
   rows = lipschitz.guaranteed(
     model, params, shared, [1.0] * model.config.num_layers
   )
@@ -70,7 +73,7 @@ def price(workdir: Path) -> Priced:
   """Returns the certificate and the score of a run.
 
   Raises:
-    UserError: as `inference.load_run`; and for a run that has not ended.
+    UserError: if `inference.load_run` fails, or if the run has not ended.
   """
   run = load_run(workdir)
   results = workdirs.read_results(workdir)
@@ -81,7 +84,8 @@ def price(workdir: Path) -> Priced:
 
 
 def price_table(runs: list[Priced]) -> str:
-  """Returns the runs as a table in Markdown, the narrowest first."""
+  """Returns the runs as a Markdown table, the narrowest certificate first."""
+  # Runs without a certificate have width NaN and come last.
   rows = [
     (
       run.name,
@@ -102,7 +106,8 @@ def price_table(runs: list[Priced]) -> str:
 
 
 def figure(runs: list[Priced]) -> Figure:
-  """Returns the score of runs over the width of their certificates."""
+  """Returns the figure of scores over the width of the certificates."""
+  # Split the runs into points with a certificate, and scores without.
   rows = sorted(
     (run.model, run.width, run.score)
     for run in runs
@@ -111,10 +116,12 @@ def figure(runs: list[Priced]) -> Figure:
   free = {run.model: run.score for run in runs if run.interval is None}
 
   def paint(fig: Any, rows: Any) -> None:
+    # Draw a line of points for each model with a certificate.
     axes = fig.subplots()
     for number, (model, points) in enumerate(figures.grouped(rows).items()):
       widths, scores = zip(*((w, s) for _, w, s in points), strict=True)
       axes.plot(widths, scores, label=model, **figures.style(number))
+    # Draw a horizontal line for each model without a certificate.
     for number, (model, score) in enumerate(free.items(), len(rows)):
       look = figures.style(number) | {"marker": None, "linestyle": ":"}
       axes.axhline(score, label=f"{model}, no certificate", **look)
@@ -124,8 +131,8 @@ def figure(runs: list[Priced]) -> Figure:
 
   caption = (
     f"Test score of {len(runs)} runs over the width of the interval by which "
-    "their encoders may change the distance of two sequences: to the left the "
-    "certificate is stronger."
+    "their encoders may change the distance of two sequences. Certificates are "
+    "stronger to the left."
   )
   texts = Texts("price", "The price of a certificate", caption)
   columns = ("model", "log10 of the ratio", runs[0].metric)

@@ -1,1 +1,1 @@
-"""Trained models loaded from their workdirs, scored and exported."""
+"""Measurements, scores and exports of trained models."""

@@ -1,4 +1,4 @@
-"""Trained models as files that need nothing of this package."""
+"""Export of trained models to files that do not need this package."""
 
 from __future__ import annotations
 
@@ -25,82 +25,87 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def arrays(model: Model, params: Any) -> dict[str, np.ndarray]:
-  """Returns the program's arrays, C-contiguous, by dotted names.
+  """Returns the arrays of the exported program, by dotted name.
 
   Args:
     model: model from `models.build`.
     params: parameters of the model.
 
   Returns:
-    "params...", plain parameters; "rotations...", orthogonal matrices; and
-    "derived...", products that blocks make of both.
+    C-contiguous arrays: "params..." are plain parameters, "rotations..." are
+    orthogonal matrices, and "derived..." are values that blocks compute from
+    both.
   """
-  # Drop parameters of orthogonal maps: make_variables returns the matrices.
+  # Drop the parameters of orthogonal maps; make_variables adds the matrices.
   plain = jax.tree_util.tree_map_with_path(
     lambda path, leaf: {} if orthogonal.is_parameter(path) else leaf, params
   )
   variables = make_variables(model, params) | {"params": plain}
   flat = flax.traverse_util.flatten_dict(variables, sep=".")
-  # The safetensors format needs C-contiguous arrays.
+  # Make the arrays C-contiguous for safetensors.
   return {name: np.asarray(leaf, order="C") for name, leaf in flat.items()}
 
 
 def program(
   model: Model, flat_arrays: dict[str, np.ndarray], length: int
 ) -> jax.export.Exported:
-  """Returns the model in evaluation as a function of (arrays, inputs [b, ...]).
+  """Returns the exported function (arrays, inputs [b, ...]) -> outputs.
+
+  The function evaluates the model (train=False), for any batch size b.
 
   Args:
     model: model from `models.build`.
-    flat_arrays: result of `arrays`, for the shapes.
-    length: number n of tokens; pad shorter inputs to it. Ignored for images.
-      The batch size b stays free.
+    flat_arrays: result of `arrays`; only the shapes are used.
+    length: number n of tokens of the inputs; users pad shorter inputs to it.
+      Ignored for images.
   """
 
   def apply(flat: dict[str, jax.Array], inputs: jax.Array) -> Any:
     variables = flax.traverse_util.unflatten_dict(flat, sep=".")
     return model.apply(variables, inputs, train=False)
 
-  # Export from shapes alone, with a symbolic batch size b.
+  # Export from shapes only, with a symbolic batch size b.
   shapes = jax.eval_shape(lambda: flat_arrays)
   example = model.example(length)
   shape = (*jax.export.symbolic_shape("b"), *example.shape[1:])
   export = jax.export.export(jax.jit(apply), platforms=PLATFORMS)
-  # Not the forms that are fast on the device at hand.
+  # Avoid the variants that are optimised for the current device.
   with portable():
     return export(shapes, jax.ShapeDtypeStruct(shape, example.dtype))
 
 
 def write(run: TrainedModel, out: Path, length: int = 0) -> dict[str, Any]:
-  """Writes all files of a run.
+  """Writes the files of an exported model.
 
   Args:
     run: result of `inference.load_run`.
-    out: folder, made if it is not there.
+    out: folder to write to; created if it is missing.
     length: number of tokens of the inputs; 0 for the task's `max_len`.
 
   Returns:
     Content of model.json.
 
   Raises:
-    UserError: for a length out of the task's range, or of images.
+    UserError: if the length is out of the task's range, or if a length is given
+      for a task of images.
   """
   task, model = run.task, run.model
   if length and task.image:
     raise UserError(
-      f"--length={length} has no meaning for the images of {task.name}: leave "
-      "it out."
+      f"--length={length} does not apply to the images of {task.name}. Remove "
+      "the option."
     )
   if not 0 <= length <= task.max_len:
     raise UserError(
       f"--length={length} is out of range: give 1 to {task.max_len}, or 0 for "
       f"{task.max_len}."
     )
+  # Export the program.
   length = length or task.max_len
   flat_arrays = arrays(model, run.params)
   compiled = program(model, flat_arrays, length)
   inputs = model.example(length)
-  # Describe inputs and outputs for users of other languages.
+  # Describe the program for users of other languages.
   content = {
     "model": dict(run.config),
     "task": task.description(),
@@ -112,6 +117,7 @@ def write(run: TrainedModel, out: Path, length: int = 0) -> dict[str, Any]:
     "jax": jax.__version__,
     "numbers": int(sum(a.size for a in flat_arrays.values())),
   }
+  # Write the program, the arrays, the parameters and the vocabulary.
   with exported.writing(out, content) as staged:
     (staged / "model.jax").write_bytes(compiled.serialize())
     exported.write_arrays(staged / "model.safetensors", flat_arrays)
@@ -121,17 +127,18 @@ def write(run: TrainedModel, out: Path, length: int = 0) -> dict[str, Any]:
 
 
 def check(run: TrainedModel, out: Path) -> float:
-  """Returns the largest error of the files' outputs on four test examples."""
+  """Returns the largest error of the exported outputs on four test examples."""
   # Read the files back, as a user's program does.
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
   flat_arrays = safetensors.numpy.load_file(out / "model.safetensors")
-  # The arrays come first, the inputs last.
+  # The program takes the inputs last; their last axis has the length.
   length = loaded.in_avals[-1].shape[-1]
   inputs = jnp.asarray(run.sample(4, length))
+  # Compare the exported outputs with the model's outputs.
   variables = make_variables(run.model, run.params)
   expected = run.model.apply(variables, inputs, train=False)
   outputs = np.asarray(loaded.call(flat_arrays, inputs))
-  # Equal infinities differ by nothing: padding is never predicted.
+  # Equal infinities have error 0; the logit of padding is -inf.
   expected = np.asarray(expected)
   with np.errstate(invalid="ignore"):
     errors = np.where(outputs == expected, 0, np.abs(outputs - expected))

@@ -1,9 +1,9 @@
 """Statistics of every layer, sample by sample, streamed over data.
 
-Unlike `lipschitz` and `smoothness`, which average over samples, this module
-keeps one value per sample: activation factors and entropies of TransJect's
-figures 4 and 5, the weights of its experts (figure 6), the distances of chosen
-pairs of tokens (figure 1). No hidden states are kept.
+The modules `lipschitz` and `smoothness` average over samples. This module keeps
+one value per sample: activation factors and entropies (TransJect, figures 4 and
+5), weights of experts (figure 6), and distances of chosen pairs of tokens
+(figure 1). Hidden states are not kept.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from jaxformers.models.variables import make_variables
 
 
 class Layers(NamedTuple):
-  """Statistics of s samples in L layers; the first of L + 1 is the embedding.
+  """Statistics of s samples in L layers.
+
+  An axis of length L + 1 begins with the embedding.
 
   Attributes:
-    factors: mean activation factor over pairs of tokens, [L + 1, s]; NaN where
-      a sample has no two different tokens.
-    entropy: mean entropy over tokens (or units), [L + 1, s], in nats; NaN for a
+    factors: mean activation factor over pairs of tokens, [L + 1, s]; NaN for a
+      sample without two different tokens.
+    entropy: mean entropy over tokens (or units) in nats, [L + 1, s]; NaN for a
       sample in which every token has equal values, or with fewer than 8 values.
     shape: mean entropy at deviation 1, [L + 1, s].
-    finite: share of finite entropies, those of tokens (or units) without too
-      many equal values, [L + 1], a mean over the samples with at least 8
-      values; NaN if there is none.
-    parts: mean entropy of every head's or expert's tokens, [L, p, s]; None for
-      models without heads or experts.
+    finite: share of finite entropies, [L + 1]; an entropy is infinite if a
+      token (or unit) has too many equal values. A mean over the samples with at
+      least 8 values; NaN if there is no such sample.
+    parts: mean entropy of the tokens of every head or expert, [L, p, s]; None
+      for models without heads or experts.
     gates: weights of the experts, [L, s, e]; None for other models.
     values: number of values that an entropy is estimated from, [s].
-    dots: median over pairs of tokens of their dot product over that of the
-      embedding, [L + 1, s]; NaN as for `factors`. The ratio has no mean, for
-      dot products near 0 are divided by.
+    dots: activation factor of the dot product, see `lipschitz.dot_factors`, as
+      the median over pairs of tokens, [L + 1, s]; NaN as for `factors`. The
+      mean does not exist, because dot products near 0 are divided by.
   """
 
   factors: np.ndarray
@@ -68,12 +70,12 @@ def measure_layers(
   axis: str = "units",
   estimator: str = "vasicek",
 ) -> Layers:
-  """Returns the statistics of all samples, measured a batch at a time.
+  """Returns the statistics of all samples, measured batch by batch.
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
     ids: samples, as the model takes them.
-    batch_size: samples at a time; the last batch may be smaller.
+    batch_size: number of samples of a batch; the last batch may be smaller.
     pairs: number of pairs of tokens per sample, for the activation factors.
     axis, estimator: options of the entropy, see `entropy.of_tokens`.
   """
@@ -82,15 +84,15 @@ def measure_layers(
   measured = []
   for k, batch in enumerate(batches(ids, batch_size, "layers")):
     mask = np.asarray(model.mask(batch))
-    # Every batch draws pairs by a seed of its own.
+    # Draw pairs with a different seed in every batch.
     places = lipschitz.pairs(mask, pairs, seed=k * batch_size)
-    # Fetch a batch at a time: entropies are estimated on the host.
+    # Fetch one batch at a time; the host estimates the entropies.
     observed = _observe(model, variables, batch, places)
     arrays: Any = (*jax.device_get(observed), estimation)
     measured.append(_measure_batch(*arrays))
   fields = zip(*measured, strict=True)
   factors, entropies, shapes, finite, each_part, gates, values, dots = fields
-  # Weigh batches by their number of samples; leave out those without values.
+  # Average the shares weighted by batch size, without NaN.
   sizes = [batch.shape[1] for batch in factors]
   shares: Any = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
   return Layers(
@@ -109,17 +111,17 @@ def measure_layers(
 def _observe(
   model: Model, variables: Any, ids: jax.Array, places: jax.Array
 ) -> tuple[Capture, tuple[jax.Array, ...] | None, jax.Array, jax.Array]:
-  """Returns the captured layers, their parts, and two factors of pairs.
+  """Returns the captured layers, their parts, and two measures of pairs.
 
-  The factors are distances, and dot products over the embedding's.
-
-  Compiled once for a model, whatever its parameters.
+  The measures are the results of `lipschitz.distances` and
+  `lipschitz.dot_factors`. The function is compiled once for a model, for any
+  parameters.
   """
   captured = capture(model, variables, ids)
   pair_distances = lipschitz.distances(captured.hidden, places)
   pair_dots = lipschitz.dot_factors(captured.hidden, places)
   layer_parts = parts(model, variables, captured)
-  # Queries, keys and values are large, and not needed any more.
+  # Drop queries, keys and values, which are large.
   return captured._replace(heads=()), layer_parts, pair_distances, pair_dots
 
 
@@ -130,10 +132,10 @@ def _measure_batch(
   pair_dots: np.ndarray,
   estimation: Mapping[str, Any],
 ) -> Layers:
-  """Returns the statistics of one batch, on the host.
+  """Returns the statistics of one batch, computed on the host.
 
   Args:
-    captured: layers of the batch.
+    captured: hidden states of the batch.
     layer_parts: result of `capture.parts`.
     pair_distances: result of `lipschitz.distances`.
     pair_dots: result of `lipschitz.dot_factors`.
@@ -144,9 +146,9 @@ def _measure_batch(
   def estimate(x: Any) -> np.ndarray:
     return _entropy_by_sample(x, mask, **estimation)
 
-  # Entropies of every layer, then of every head or expert: parts are
-  # [b, p, n, e].
+  # Estimate the entropies of every layer, [L + 1, b].
   entropies, shapes, finite = np.stack(list(map(estimate, captured.hidden)), 1)
+  # Estimate the entropies of every head or expert; parts are [b, p, n, e].
   entropies_of_parts = None
   if layer_parts is not None:
     entropies_of_parts = np.array(
@@ -155,10 +157,10 @@ def _measure_batch(
         for layer in layer_parts
       ]
     )
-  # Number of values per entropy: units of a token, or tokens of a unit.
+  # Count the values of an entropy: units of a token, or tokens of a unit.
   counts, width = mask.sum(1), captured.hidden[0].shape[-1]
   return Layers(
-    # Factors are [L + 1, b, pairs], NaN where embeddings are equal.
+    # Average factors [L + 1, b, pairs] without pairs of equal embeddings.
     _finite_mean(lipschitz.activation_factors(pair_distances)),
     entropies,
     shapes,
@@ -171,22 +173,22 @@ def _measure_batch(
 
 
 def _finite_mean(values: np.ndarray) -> np.ndarray:
-  """Returns means over the last axis; NaN where no value is finite."""
+  """Returns means of finite values over the last axis; NaN without values."""
   return np.ma.masked_invalid(values).mean(-1).filled(math.nan)
 
 
 def _finite_median(values: np.ndarray) -> np.ndarray:
-  """Returns medians over the last axis; NaN where no value is finite."""
+  """Returns medians of finite values over the last axis; NaN without values."""
   return np.ma.median(np.ma.masked_invalid(values), -1).filled(math.nan)
 
 
 def _entropy_by_sample(
   x: np.ndarray, mask: np.ndarray, axis: str, estimator: str
 ) -> np.ndarray:
-  """Returns mean entropy, mean shape and finite share of samples, [3, b]."""
+  """Returns mean entropy, mean shape and share of finite ones, [3, b]."""
   rows = np.full((3, len(x)), math.nan)
   for k, row in enumerate(mask):
-    # Leave NaN where there are too few values for an estimate.
+    # Keep NaN for samples with too few values for an estimate.
     count = row.sum() if axis == "tokens" else x.shape[-1]
     if row.any() and count >= entropy.LEAST:
       estimates = entropy.of_tokens(
@@ -197,7 +199,7 @@ def _entropy_by_sample(
 
 
 def tokens(captured: Capture) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the first sample: float64 [L + 1, n, d] and its mask [n]."""
+  """Returns hidden states and mask of sample 0, float64 [L + 1, n, d], [n]."""
   hidden = [np.asarray(x[0], np.float64) for x in captured.hidden]
   return np.array(hidden), np.asarray(captured.mask[0])
 
@@ -205,7 +207,7 @@ def tokens(captured: Capture) -> tuple[np.ndarray, np.ndarray]:
 def distances(
   hidden: np.ndarray, mask: np.ndarray, places: list[tuple[int, int]]
 ) -> dict[str, np.ndarray]:
-  """Returns distances of chosen pairs of tokens of a sample, layer by layer.
+  """Returns the distances of chosen pairs of tokens, layer by layer.
 
   Source: TransJect, figure 1.
 
@@ -214,7 +216,7 @@ def distances(
     places: pairs of positions in the encoder's sequence.
 
   Returns:
-    `euclidean` and `cosine` (1 less the cosine), float64 [L + 1, pairs].
+    `euclidean` and `cosine` (1 - cosine similarity), float64 [L + 1, pairs].
 
   Raises:
     UserError: for a position where there is no token.
@@ -223,12 +225,12 @@ def distances(
     if place not in np.flatnonzero(mask):
       raise UserError(
         f"There is no token at position {place}: the sample has "
-        f"{int(mask.sum())}. Positions count from 0."
+        f"{int(mask.sum())} tokens, and positions count from 0."
       )
-  # Both tokens of each pair, [L + 1, pairs, d].
+  # Select both tokens of each pair, [L + 1, pairs, d].
   first, second = (hidden[:, [pair[k] for pair in places]] for k in (0, 1))
   norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
-  # The cosine with a token of zeros counts as 0, so its distance is 1.
+  # Define the cosine with a zero vector as 0, so that its distance is 1.
   inner = (first * second).sum(-1)
   return {
     "euclidean": np.linalg.norm(first - second, axis=-1),
@@ -241,16 +243,16 @@ def plane(
 ) -> np.ndarray:
   """Returns the tokens of every layer in a plane, float64 [L + 1, k, 2].
 
-  Each layer has an Isomap of its own. It is turned and mirrored to lie as near
-  to the layer before as possible, and not scaled: distances stay those of the
-  layer's Isomap.
+  Each layer has its own Isomap. It is rotated and mirrored to lie as near as
+  possible to the previous layer. It is not scaled, so that the distances of the
+  Isomap are kept.
 
   Source: Isomap, Tenenbaum et al. 2000; TransJect, figure 7.
 
   Args:
     hidden, mask: result of `tokens`.
-    neighbours: number of neighbours of a token in the graph; cut to the number
-      of tokens less one.
+    neighbours: number of neighbours of a token in the graph, at most the number
+      of tokens minus one.
 
   Raises:
     UserError: for fewer than four tokens.
@@ -262,18 +264,19 @@ def plane(
   count = x.shape[1]
   if count < 4:
     raise UserError(
-      f"{count} tokens are too few for an Isomap: give a sample of at least 4"
+      f"{count} tokens are too few for an Isomap: give a sample of at least 4 "
+      "tokens"
     )
   planes: list[np.ndarray] = []
   for layer in x:
     isomap = Isomap(n_neighbors=min(neighbours, count - 1), n_components=2)
     with warnings.catch_warnings():
-      # Groups of tokens that are far apart are joined where they are nearest.
+      # Isomap warns when it connects separate parts of the neighbour graph.
       warnings.simplefilter("ignore")
       y = isomap.fit_transform(layer)
     y = y - y.mean(0)
     if planes:
-      # Turn to the layer before (orthogonal Procrustes).
+      # Rotate to the previous layer (orthogonal Procrustes).
       u, _, v = np.linalg.svd(y.T @ planes[-1])
       y = y @ (u @ v)
     planes.append(y)

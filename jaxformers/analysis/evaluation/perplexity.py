@@ -1,4 +1,4 @@
-"""Perplexity of a language model by windows that move by a few tokens.
+"""Perplexity of a language model, measured with overlapping windows.
 
 Source: the evaluation of NeuTRENO's table 3, https://arxiv.org/abs/2312.00751.
 """
@@ -29,13 +29,15 @@ def measure_perplexity(
 
   Args:
     run: trained language model.
-    strides: tokens from one window to the next, 1 to the length of a window.
+    strides: distances between the starts of consecutive windows in tokens, each
+      from 1 to the length of a window.
     split: name of the task's split.
-    tokens: number of tokens scored, from the start of the split; 0 for all.
-    batch_size: windows at a time.
+    tokens: number of tokens to score, from the start of the split; 0 for all.
+    batch_size: number of windows of a batch.
 
   Raises:
-    UserError: for a model of another kind, or strides out of range.
+    UserError: if the model is not a language model, or a stride is out of
+      range.
   """
   source = run.task.splits[split]
   if not isinstance(source, Segments):
@@ -43,12 +45,12 @@ def measure_perplexity(
       f"The task {run.task.name!r} has no text to predict: give the run of a "
       "language model."
     )
-  # The first token has nothing before it, and is not scored.
+  # Take one more token, since the first has no context and is not scored.
   scored = source.tokens[: tokens + 1] if tokens else source.tokens
   source = dataclasses.replace(source, tokens=scored, most=0)
-  # Check all strides, by making their windows, before the first is scored.
+  # Build the windows of all strides first, which checks the strides.
   windows = [dataclasses.replace(source, stride=stride) for stride in strides]
-  # One evaluator for all strides compiles once.
+  # Share one evaluator, so that the model is compiled once.
   evaluate = Evaluator(run.model, "jit", batch_size, (source.length,))
   rows = []
   for stride, segments in zip(strides, windows, strict=True):

@@ -1,4 +1,4 @@
-"""Errors of a classifier on corrupted and on unusual images.
+"""Errors of an image classifier on corrupted and on unusual images.
 
 Source: ImageNet-C, Hendrycks and Dietterich 2019,
 https://arxiv.org/abs/1903.12261; ImageNet-A and -R, Hendrycks et al. 2021.
@@ -24,8 +24,8 @@ from jaxformers.data.images.splits import Images
 from jaxformers.foundations.errors import UserError
 from jaxformers.inference import TrainedModel
 
-# AlexNet's error of each corruption, the mean over the severities
-# (Hendrycks and Dietterich 2019).
+# Error of AlexNet on each corruption, averaged over the severities (Hendrycks
+# and Dietterich 2019).
 ALEXNET = {
   "gaussian_noise": 0.886428,
   "shot_noise": 0.894468,
@@ -43,7 +43,7 @@ ALEXNET = {
   "pixelate": 0.717840,
   "jpeg_compression": 0.606500,
 }
-# Number of images of each set as published; of ImageNet-C per severity.
+# Published number of images of each set; for ImageNet-C, of each severity.
 COUNTS = {"imagenet_c": 50_000, "imagenet_a": 7_500, "imagenet_r": 30_000}
 TITLES = {
   "clean": "error, clean",
@@ -62,25 +62,25 @@ def error(
   classes: np.ndarray | None = None,
   batch_size: int,
 ) -> float:
-  """Returns the share of images whose greatest logit is of another class.
+  """Returns the share of images that are classified wrongly.
 
   Args:
     logits: function from normalised images [k, h, w, c] to [k, classes].
     images: images to classify.
-    corruption: name and severity of a corruption of the images, or None.
+    corruption: name and severity of a corruption to apply, or None.
     classes: classes to choose from; None for all.
-    batch_size: images at a time.
+    batch_size: number of images of a batch.
   """
   wrong = 0
   for start in range(0, len(images), batch_size):
     places = np.arange(start, min(start + batch_size, len(images)))
     pixels = images.pixels(places)
-    # An image's index seeds its noise, so the batch size does not matter.
+    # Seed the noise by the index of the image, independent of the batches.
     if corruption:
       numbered = zip(pixels, places.tolist(), strict=True)
       pixels = np.stack([corrupt(x, *corruption, k) for x, k in numbered])
     scores = logits(images.normalised(pixels))
-    # Predict among all classes, or among those of the set alone.
+    # Predict the class with the largest logit among the chosen classes.
     choices = np.arange(scores.shape[-1]) if classes is None else classes
     predicted = choices[scores[:, choices].argmax(-1)]
     wrong += int((predicted != images.labels[places]).sum())
@@ -94,21 +94,21 @@ def corrupted(
   count: int = 0,
   batch_size: int = 100,
 ) -> dict[str, Any]:
-  """Returns errors on the run's test images, corrupted here.
+  """Returns errors on the run's test images, corrupted by this package.
 
   Args:
     run: trained classifier of images.
     names: names in `corruptions.CORRUPTIONS`; () for all.
-    count: number of images from the start of the test split; 0 for all.
-    batch_size: images at a time.
+    count: number of images, from the start of the test split; 0 for all.
+    batch_size: number of images of a batch.
 
   Returns:
-    `clean`, the error without corruption; `errors`, for each corruption those
-    of the severities 1 to 5; and their `mean`.
+    `clean`: error without corruption. `errors`: for each corruption, the errors
+    at severities 1 to 5. `mean`: mean of all `errors`.
   """
   images = _test_images(run)
   images = images.select(np.arange(min(count or len(images), len(images))))
-  # All corruptions share one compiled model.
+  # Share one compiled model between all corruptions.
   score = functools.partial(
     error, run.apply(batch_size), images, batch_size=batch_size
   )
@@ -124,21 +124,23 @@ def corrupted(
 def imagenet_c(
   run: TrainedModel, folder: Path, *, batch_size: int = 100
 ) -> dict[str, Any]:
-  """Returns errors on ImageNet-C, and mCE in percent.
+  """Returns the errors on ImageNet-C, and the mCE in percent.
 
   Args:
     run: trained classifier of ImageNet.
-    folder: folder of CORRUPTION/SEVERITY/CLASS/*.JPEG, all fifteen corruptions,
-      or in noise/, blur/, weather/ and digital/ as its authors pack them.
-    batch_size: images at a time.
+    folder: folder with CORRUPTION/SEVERITY/CLASS/*.JPEG for all fifteen
+      corruptions. The corruptions may be grouped in noise/, blur/, weather/ and
+      digital/, as in the published archives.
+    batch_size: number of images of a batch.
 
   Returns:
-    `errors`, for each corruption those of the severities 1 to 5, and `mce`.
+    `errors`: for each corruption, the errors at severities 1 to 5. `mce`: mean
+    corruption error.
 
   Raises:
-    UserError: if corruptions or severities are missing; lists them.
+    UserError: if corruptions or severities are missing. The message lists them.
   """
-  # Corruptions lie in the folder, or in its groups.
+  # Find the corruptions in the folder or in its groups.
   paths = [*folder.glob("*"), *folder.glob("*/*")]
   folders = {
     path.name: path
@@ -146,7 +148,7 @@ def imagenet_c(
     if path.name in ALEXNET
     and not files.is_junk(path.relative_to(folder).as_posix())
   }
-  # List everything that is missing before scoring.
+  # List all missing folders before anything is scored.
   missing = [
     f"{name}/{level}"
     for name, level in itertools.product(ALEXNET, SEVERITIES)
@@ -155,8 +157,8 @@ def imagenet_c(
   if missing:
     listed = ", ".join(missing[:5]) + (" ..." if len(missing) > 5 else "")
     raise UserError(
-      f"{folder} lacks {listed}: mCE averages fifteen corruptions in five "
-      "severities, so unpack all of them."
+      f"{folder} lacks {listed}: mCE averages fifteen corruptions at five "
+      "severities. Unpack all of them."
     )
   logits = run.apply(batch_size)
 
@@ -172,10 +174,13 @@ def imagenet_c(
 
 
 def mce(errors: dict[str, list[float]]) -> float:
-  """Returns the mean corruption error in percent; AlexNet has 100.
+  """Returns the mean corruption error (mCE) in percent; AlexNet has 100.
+
+  mCE is the mean over corruptions of the mean error over the severities,
+  divided by the error of AlexNet.
 
   Args:
-    errors: errors of the severities, for each of the fifteen corruptions.
+    errors: errors at all severities, for each of the fifteen corruptions.
   """
   shares = [np.mean(errors[name]) / ALEXNET[name] for name in ALEXNET]
   return 100 * float(np.mean(shares))
@@ -184,37 +189,38 @@ def mce(errors: dict[str, list[float]]) -> float:
 def unusual(
   run: TrainedModel, folder: Path, name: str, *, batch_size: int = 100
 ) -> float:
-  """Returns the accuracy on a folder CLASS/*.jpg, among the classes it has.
+  """Returns the accuracy on ImageNet-A or -R, among the classes of the set.
 
   Args:
     run: trained classifier of ImageNet.
-    folder: folder that holds the folders of classes.
+    folder: folder with CLASS/*.jpg.
     name: "imagenet_a" or "imagenet_r", for the expected number of images.
-    batch_size: images at a time.
+    batch_size: number of images of a batch.
   """
   images = _open_folder(run, folder, name)
-  # ImageNet-A and -R have 200 of the 1,000 classes.
+  # Predict only among the classes of the set, 200 of ImageNet's 1,000.
   classes = np.unique(images.labels)
   logits = run.apply(batch_size)
   return 1 - error(logits, images, classes=classes, batch_size=batch_size)
 
 
 def count_images(folder: Path, name: str) -> int:
-  """Returns the number of images of a set; of ImageNet-C per severity.
+  """Returns the number of images of a set; for ImageNet-C, of each severity.
 
   Args:
     folder: folder of the set.
-    name: name of the set, in `COUNTS`.
+    name: name of the set in `COUNTS`.
   """
   names = (name.lower() for name, _ in files.walk(folder))
   count = sum(name.endswith(stores.ENDINGS) for name in names)
-  # Severities of every corruption; round a part down.
+  # Divide by the number of severities of all corruptions, rounding down.
   return count // (
     len(ALEXNET) * len(SEVERITIES) if name == "imagenet_c" else 1
   )
 
 
 def _test_images(run: TrainedModel) -> Images:
+  """Returns the images of the test split; raises UserError for other data."""
   images = run.task.splits["test"]
   if not isinstance(images, Images):
     raise UserError(
@@ -225,20 +231,20 @@ def _test_images(run: TrainedModel) -> Images:
 
 
 def _open_folder(run: TrainedModel, folder: Path, name: str) -> Images:
-  """Returns the images of a folder, to be read as the run reads its images.
+  """Returns the images of a folder, with the preprocessing of the run.
 
-  Warns on stderr if the folder has another number of images than the published
+  Prints a warning on stderr if the number of images differs from the published
   set `name`.
   """
   if not folder.is_dir():
-    raise UserError(f"There is no folder {folder}: give that of {name}.")
+    raise UserError(f"There is no folder {folder}. Give the folder of {name}.")
   store = stores.open_folder(folder, run.task.classes)
-  # Published scores are of all images.
+  # Published scores are means over all images of the set.
   if len(store) != COUNTS[name]:
     print(
       f"{folder} holds {len(store):,} images instead of the {COUNTS[name]:,} "
-      f"of {name}: its score cannot be compared with published ones.",
+      f"of {name}: the score cannot be compared with published scores.",
       file=sys.stderr,
     )
-  # Keep the run's preprocessing, and replace the images alone.
+  # Replace the images, and keep the run's preprocessing.
   return dataclasses.replace(_test_images(run), packed=store, encoded=True)

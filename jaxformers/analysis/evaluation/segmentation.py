@@ -1,7 +1,7 @@
-"""Scores of a segmenter on whole scenes, by windows that slide over them.
+"""Sliding-window evaluation of a segmenter on whole scenes.
 
-Source: the multi-scale evaluation of Segmenter's code, which NeuTRENO's table 2
-uses.
+Source: the multi-scale evaluation in Segmenter's code, used for NeuTRENO's
+table 2.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Score = Callable[[np.ndarray], np.ndarray]
 def interpolate(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
   """Resizes x [h, w, c] bilinearly -> float32 [size[0], size[1], c].
 
-  Interpolates between the middles of pixels, and is constant beyond the
-  outermost, as in PyTorch with align_corners=False.
+  Interpolates between the centres of pixels, and is constant beyond the
+  outermost centres, as PyTorch with align_corners=False.
   """
   for axis, new in enumerate(size):
     old = x.shape[axis]
-    # Middles of the new pixels, in units of the old.
+    # Compute the centres of the new pixels, in units of the old pixels.
     at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, old - 1)
-    # Weight of the upper neighbour, along one axis.
+    # Weigh the upper neighbour by the distance from the lower one.
     share = (at - low).astype(np.float32)
     share = share.reshape([-1 if k == axis else 1 for k in range(3)])
     x = (1 - share) * x.take(low, axis) + share * x.take(high, axis)
@@ -41,10 +41,10 @@ def interpolate(x: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
-  """Returns pixels resized so that they hold at least one window.
+  """Returns pixels that are enlarged if a window does not fit in them.
 
-  The tighter side becomes that of the window, and the other one keeps the
-  aspect, rounded down. Pixels that hold a window are returned as they are.
+  The side that is too short by the larger factor gets the length of the
+  window. The other side keeps the aspect ratio, rounded down.
 
   Source: Strudel et al. 2021, `resize` in segm/model/utils.py of their code.
 
@@ -55,7 +55,7 @@ def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
   height, width = pixels.shape[:2]
   if height >= window[0] and width >= window[1]:
     return pixels
-  # Compare the ratios of the sides without a division.
+  # Compare the factors of both sides without a division.
   if window[0] * width >= window[1] * height:
     return interpolate(pixels, (window[0], width * window[0] // height))
   return interpolate(pixels, (height * window[1] // width, window[1]))
@@ -64,17 +64,19 @@ def enlarge(pixels: np.ndarray, window: tuple[int, int]) -> np.ndarray:
 def sliding(
   score: Score, pixels: np.ndarray, window: tuple[int, int], stride: int
 ) -> np.ndarray:
-  """Returns the scores of all pixels, the mean over the windows around them.
+  """Returns the scores of all pixels, averaged over overlapping windows.
 
   Args:
     score: function from windows [b, height, width, 3] to scores
       [b, height, width, c].
-    pixels: [h, w, 3], normalised; smaller ones than a window are enlarged.
+    pixels: normalised pixels, [h, w, 3]; see `enlarge` if they are smaller than
+      a window.
     window: (height, width).
-    stride: pixels from one window to the next; the last stands at the end.
+    stride: distance between consecutive windows in pixels. The last window ends
+      at the border.
 
   Returns:
-    float32 [h, w, c]; h and w are those of the enlarged pixels.
+    float32 [h, w, c], with the size of the enlarged pixels.
   """
   pixels = enlarge(pixels, window)
   height, width = pixels.shape[:2]
@@ -85,7 +87,7 @@ def sliding(
     for x in windows(width, window[1], stride)
   ]
   scores = score(np.stack([pixels[place] for place in places]))
-  # Add up the scores of each pixel, and count its windows.
+  # Average the scores of each pixel over its windows.
   total = np.zeros((height, width, scores.shape[-1]), np.float32)
   seen = np.zeros((height, width, 1), np.float32)
   for place, window_scores in zip(places, scores, strict=True):
@@ -105,28 +107,30 @@ def predict(
 ) -> np.ndarray:
   """Returns the class of every pixel of a scene, int [h, w].
 
-  Probabilities are averaged over scales and mirror images.
+  The probabilities are averaged over scales and mirror images.
 
   Args:
     score: function of windows, see `sliding`.
-    source: scenes of the split, for their window and normalisation.
+    source: scenes of the split, which define the window and the normalisation.
     pixels: uint8 [h, w, 3].
-    scales: lengths of the short side, 1 being that of a window.
+    scales: lengths of the scene's short side, in units of the window's side.
     flip: True to add mirror images.
-    stride: pixels from one window to the next.
+    stride: distance between consecutive windows in pixels.
   """
   window, size = source.shape[:2], pixels.shape[:2]
   total: Any = 0.0
   for scale in scales:
-    # The short side gets the length of `scale` windows.
+    # Scale the short side to the length of `scale` windows.
     scaled_size = short_side(size[::-1], scale * min(window))
     picture = Image.fromarray(pixels)
     picture = picture.resize(scaled_size, Image.Resampling.BILINEAR)
     scaled = source.normalised(np.asarray(picture))
+    # Direction -1 mirrors the scene horizontally.
     for direction in (1, -1) if flip else (1,):
       scores = sliding(score, scaled[:, ::direction], window, stride)
-      # Turn mirrored scores back, then take the softmax at the scene's size.
+      # Mirror the scores back, and resize them to the scene.
       scores = interpolate(scores[:, ::direction], size)
+      # Add the softmax over classes.
       weights = np.exp(scores - scores.max(-1, keepdims=True))
       total = total + weights / weights.sum(-1, keepdims=True)
   return total.argmax(-1)
@@ -135,19 +139,19 @@ def predict(
 def count_areas(
   predicted: np.ndarray, labels: np.ndarray, classes: int
 ) -> dict[str, np.ndarray]:
-  """Counts the pixels of every class: `hits`, `predicted`, `labelled`.
+  """Returns the pixels of every class: `hits`, `predicted`, `labelled`.
 
-  The sums of `losses.confusion_areas`, on the host: scenes have many shapes,
-  and a compiled function would be compiled for each.
+  These are the sums of `losses.confusion_areas`, computed on the host. A
+  function on the device would be compiled for every shape of a scene.
 
   Args:
-    predicted, labels: [h, w]; -1 in labels is not counted.
+    predicted, labels: classes of the pixels, [h, w]; a label of -1 is ignored.
     classes: number of classes c.
 
   Returns:
     Arrays int64 [c].
   """
-  # Predictions for unlabelled pixels do not count either.
+  # Drop unlabelled pixels.
   is_labelled = labels >= 0
   predicted, labels = predicted[is_labelled], labels[is_labelled]
   hits = labels[predicted == labels]
@@ -156,7 +160,7 @@ def count_areas(
 
 
 def default_stride(source: Scenes) -> int:
-  """Returns 32 less than the side of a window, as in Segmenter."""
+  """Returns the side of a window minus 32, as in Segmenter."""
   return max(min(source.shape[:2]) - 32, 1)
 
 
@@ -174,15 +178,16 @@ def evaluate_segmenter(
 
   Args:
     run: trained segmenter.
-    scales, flip: see `predict`.
-    stride: pixels from one window to the next; 0 for 32 less than a window, as
-      in Segmenter.
+    scales, flip: arguments of `predict`.
+    stride: distance between consecutive windows in pixels; 0 for the side of a
+      window minus 32, as in Segmenter.
     split: name of the task's split.
-    count: number of scenes from its start; 0 for all.
-    batch_size: windows at a time.
+    count: number of scenes, from the start of the split; 0 for all.
+    batch_size: number of windows of a batch.
 
   Raises:
-    UserError: for a model of another kind, or a stride or scale out of range.
+    UserError: if the model is not a segmenter, or if the stride or a scale is
+      out of range.
   """
   source = run.task.splits[split]
   if not isinstance(source, Scenes):
@@ -197,6 +202,7 @@ def evaluate_segmenter(
       f"stride={stride}, scales={tuple(scales)}: give a stride of 1 to {side}, "
       "the side of a window, and positive scales."
     )
+  # Count the pixels of every class, scene by scene.
   score = run.apply(batch_size)
   areas = []
   scenes = range(min(count or len(source), len(source)))
@@ -204,6 +210,6 @@ def evaluate_segmenter(
     pixels, labels = source.scene(k)
     predicted = predict(score, source, pixels, scales, flip=flip, stride=stride)
     areas.append(count_areas(predicted, labels, source.num_classes))
-  # Sum areas over scenes: mean IoU is that of the whole split.
+  # Sum over the scenes, and compute the mean IoU of the whole split.
   total = {name: sum(area[name] for area in areas) for name in areas[0]}
   return {**overlap(total), "count": len(scenes)}

@@ -1,1 +1,1 @@
-"""Figures, and the HTML page that shows them with the tables of runs."""
+"""The report: an HTML page with tables and figures of runs."""

@@ -1,4 +1,4 @@
-"""Figures of trained models: distances, entropies, tokens, attention."""
+"""Figures of trained models: distances, entropies, tokens and attention."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from jaxformers.inference import load_run
 from jaxformers.models.capture import capture, num_tokens, parts
 from jaxformers.models.variables import make_variables
 
-MOST_PAIRS = 4  # Pairs of tokens whose distances are drawn.
-MOST_HEADS = 4  # Heads whose attention is drawn.
-MOST_HEAD_PAIRS = 2  # Pairs of tokens whose distances in each head are drawn.
-MOST_PATCHES = 256  # Patches of an image whose attention is drawn.
-MORE_TEXTS = 2  # Test samples whose tokens are drawn in a plane, too.
-# Samples, and their largest number of tokens, whose Jacobians are measured.
+# Largest numbers that are drawn:
+MOST_PAIRS = 4  # Pairs of tokens with their distances.
+MOST_HEADS = 4  # Heads with their attention.
+MOST_HEAD_PAIRS = 2  # Pairs of tokens with their distances in each head.
+MOST_PATCHES = 256  # Patches of an image with their attention.
+MORE_TEXTS = 2  # Test samples whose tokens are drawn in a plane.
+# Number of samples, and of their tokens, whose Jacobians are measured.
 JACOBIANS = (2, 64)
-LEAST_TOKENS = 8  # Tokens of a sample that is drawn.
+LEAST_TOKENS = 8  # Smallest number of tokens of a sample that is drawn.
 QUANTITIES = (
   "factors",
   "entropy",
@@ -60,8 +61,8 @@ class Options:
     samples: number of examples of the test split.
     length: largest number of tokens per example.
     estimator, axis: options of the entropy, see `entropy.of_tokens`.
-    text: sentence for the figures of single tokens; "" for the paper's. If the
-      task cannot read that one, a test sample takes its place.
+    text: sentence for the figures of single tokens; "" for the paper's
+      sentence, or for a test sample if the task cannot read that sentence.
     named: tokens or words of the text to name; () for the longest words.
   """
 
@@ -78,13 +79,14 @@ class Rows:
 
   Attributes:
     options: options of the measurements.
-    of: rows by the names of `QUANTITIES`; the last five are of single tokens.
+    of: rows of each quantity in `QUANTITIES`. The last five quantities belong
+      to the figures of single tokens.
   """
 
   def __init__(self, options: Options) -> None:
     self.options = options
     self.of: dict[str, list[Row]] = {name: [] for name in QUANTITIES}
-    # Facts that captions state.
+    # Facts for the captions.
     self.values: list[int] = []
     self.finite = 1.0
     self.samples: set[int] = set()
@@ -95,35 +97,36 @@ class Rows:
     self.images: list[Row] = []
 
   def add_model(self, label: str, seed: int, run: Any, start: bool) -> None:
-    """Measures the layers of a run, and of its untrained start.
+    """Adds measurements of the layers of a run.
 
     Args:
       label: label of the run in the figures.
       seed: seed of the run.
       run: result of `inference.load_run`.
-      start: True to measure the untrained start as well.
+      start: True to measure the untrained start of the run as well.
     """
     options = self.options
     estimation: dict[str, Any]
     estimation = {"axis": options.axis, "estimator": options.estimator}
-    # All states read the same samples.
+    # Draw the samples, which are the same before and after training.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
     count, length = np.minimum(JACOBIANS, (options.samples, options.length))
     few = run.sample(int(count), int(length))
     self.jacobian_samples.add(len(few))
     self.jacobian_lengths.add(num_tokens(run.model, few))
-    # The untrained start is a run of its own in the figures.
+    # The figures show the untrained start as a separate run.
     states = [(label, run.params)]
     if start and run.start is not None:
       states.append((label + figures.UNTRAINED, run.start))
     for name, params in states:
       measured = layers.measure_layers(run.model, params, ids, **estimation)
-      # Collect the facts that captions state.
+      # Collect the facts for the captions.
       self.finite = min(self.finite, float(np.nanmin(measured.finite)))
       self.samples.add(measured.factors.shape[1])
       self.values.append(int(np.median(measured.values)))
-      # Heads and experts have no embedding, and are drawn after training alone.
+      # Layer 0 is the embedding, which has no heads or experts. These are drawn
+      # only for the trained model.
       first_layers = {"factors": 0, "dots": 0, "entropy": 0, "shape": 0}
       if name == label:
         first_layers |= {"parts": 1, "gates": 1}
@@ -134,18 +137,19 @@ class Rows:
             (name, seed, first_layer + layer, *indices, float(value))
             for (layer, *indices), value in np.ndenumerate(values)
           ]
+      # Measure the smoothness and the singular values of the Jacobians.
       smoothness = curves.measure_curves(run.model, params, ids)
       self.of["smooth"] += curves.rows(name, seed, smoothness)
       spectra = isometry.measure_spectra(run.model, params, few)
       self.of["isometry"] += isometry.rows(name, seed, spectra)
 
   def describe_data(self, *, jacobians: bool = False) -> str:
-    """Returns how many samples, tokens and seeds there are, in words.
+    """Returns the number of samples, tokens and seeds, in words.
 
     Args:
       jacobians: True for the samples whose Jacobians are measured.
     """
-    # Count the seeds of each run, not of its untrained start.
+    # Count the seeds of each run, but not of its untrained start.
     seeds = [
       len(grouped(rows, 1))
       for label, rows in grouped(self.of["factors"]).items()
@@ -157,12 +161,12 @@ class Rows:
     return figures.describe_data(*counts, seeds)
 
   def describe_inputs(self, *, images: bool = False) -> str:
-    """Returns the text that the single tokens are from, in words.
+    """Returns the sentence on the texts of the figures of single tokens.
 
     Args:
-      images: True for a figure that shows images, too.
+      images: True if the figure also shows images.
     """
-    # Runs of one task show the same text.
+    # Name each text once, with the runs that read it.
     quotes = []
     by_quote = grouped(self.quotes + (self.images if images else []))
     for quote, rows in by_quote.items():
@@ -171,15 +175,15 @@ class Rows:
     return f"Input: {'; '.join(quotes)}. One seed."
 
   def add_tokens(self, label: str, run: Any) -> None:
-    """Measures single tokens of one text, or the attention of one image.
+    """Adds measurements of the tokens of a text, or of the patches of an image.
 
     Args:
       label: label of the run in the figures.
       run: result of `inference.load_run`.
 
     Raises:
-      UserError: if the task has neither tokens nor patches, or too many of
-        these.
+      UserError: if the task has neither tokens nor patches, or more than
+        `MOST_PATCHES` patches.
     """
     options = self.options
     if run.task.image:
@@ -187,20 +191,21 @@ class Rows:
       return
     example = texts.example(run, options.text, options.length)
     ids, names, words, quote = example
-    # A model of pairs reads the text twice, and the first is drawn.
+    # A model of pairs reads the text twice; only the first copy is drawn.
     if run.model.config.num_inputs > 1:
       ids = np.stack([ids] * run.model.config.num_inputs)
     # Capture the hidden states of this one text.
     variables = make_variables(run.model, run.params)
     captured = capture(run.model, variables, jnp.asarray(ids)[None])
     hidden, mask = layers.tokens(captured)
-    if len(mask) > len(names):  # The encoder's own token stands first.
+    # A class token of the encoder comes first.
+    if len(mask) > len(names):
       names, words = ["<cls>", *names], ["<cls>", *words]
     named = texts.name_tokens(words, options.named)
     self.quotes.append((quote, label))
     self._add_plane(label, hidden, mask, names, named)
     self._add_samples(label, run, variables)
-    # Distances of pairs of the named tokens.
+    # Measure the distances of pairs of the named tokens.
     pairs = list(itertools.combinations(named, 2))[:MOST_PAIRS]
     both = _both_distances(hidden, mask, pairs)
     self.of["pairs"] += [
@@ -208,7 +213,7 @@ class Rows:
       for k, (i, j) in enumerate(pairs)
       for layer in range(len(hidden))
     ]
-    # Distances of the first pairs inside each head or expert.
+    # Measure the distances of the first pairs in each head or expert.
     each_part = parts(run.model, variables, captured) or ()
     if each_part:
       noun = "head" if captured.gates is None else "expert"
@@ -217,6 +222,7 @@ class Rows:
       for number, states in enumerate(np.moveaxis(in_parts, 1, 0), 1):
         part = f"{noun} {number}"
         self._add_part(label, part, states, mask, names, few)
+    # Add the attention of every layer.
     maps = curves.maps(captured, run.model.config.is_causal)
     self._add_maps(label, maps, names)
 
@@ -229,14 +235,15 @@ class Rows:
     names: Sequence[str],
     pairs: list[tuple[int, int]],
   ) -> None:
-    """Adds distances of pairs of tokens inside of a head or an expert.
+    """Adds the distances of pairs of tokens in one head or expert.
 
     Args:
       label: label of the run.
       part: name of the head or expert.
       states: hidden states of each layer in that part, [l, n, e].
-      mask, names: where there are tokens [n], and their names.
-      pairs: places of two tokens.
+      mask: [n], True at tokens.
+      names: names of the tokens.
+      pairs: pairs of positions of tokens.
     """
     both = _both_distances(states, mask, pairs)
     self.of["head_pairs"] += [
@@ -259,7 +266,7 @@ class Rows:
         f"the {len(mask)} patches of {run.task.name} are more than the "
         f"{MOST_PATCHES} whose attention is drawn"
       )
-    # Name patches by row and column; a class token may stand first.
+    # Name patches by row and column; a class token may come first.
     height, width = (
       side // run.model.config.patch_size for side in run.task.image[:2]
     )
@@ -268,7 +275,7 @@ class Rows:
     variables = make_variables(run.model, run.params)
     captured = capture(run.model, variables, jnp.asarray(image))
     maps = curves.maps(captured, run.model.config.is_causal)
-    # An image has many patches: keep the layers that are drawn.
+    # Keep only the layers that are drawn, because an image has many patches.
     drawn = figures.evenly_spaced([*maps], plots.MOST_LAYERS) if maps else ()
     self._add_maps(label, {layer: maps[layer] for layer in drawn}, names)
     quote = f"a test image, {height} x {width} patches named by row and column"
@@ -279,7 +286,7 @@ class Rows:
   ) -> None:
     """Adds attention matrices, [h, n, n] by the number of the layer."""
     for layer, weights in maps.items():
-      # One head is its own mean.
+      # Draw the mean over heads, and the heads if there are several.
       heads = weights[:MOST_HEADS] if len(weights) > 1 else ()
       drawn = [("maps", label, weights.mean(0))]
       drawn += [
@@ -300,8 +307,15 @@ class Rows:
     names: Sequence[str],
     named: Sequence[int],
   ) -> None:
-    """Adds the tokens of one text in a plane, layer by layer."""
-    # `plane` leaves out padding: its k-th point is the k-th token.
+    """Adds the tokens of one text in a plane, layer by layer.
+
+    Args:
+      label: label of the run or sample.
+      hidden, mask: result of `layers.tokens`.
+      names: names of the tokens.
+      named: positions of the tokens to name in the figure.
+    """
+    # `plane` drops padding: point k belongs to token k.
     places = np.flatnonzero(mask).tolist()
     self.of["planes"] += [
       (label, layer, place, names[place], int(place in named), *point)
@@ -310,13 +324,15 @@ class Rows:
     ]
 
   def _add_samples(self, label: str, run: Any, variables: Any) -> None:
-    """Adds the planes of test samples, below that of the text."""
+    """Adds the planes of test samples, which are drawn below the text."""
+    # Draw more samples than needed, and keep those with enough tokens.
     drawn = texts.samples(run, 8 * MORE_TEXTS, self.options.length)
     long = [sample for sample in drawn if len(sample.ids) >= LEAST_TOKENS]
     for number, sample in enumerate(long[:MORE_TEXTS], 1):
       ids, names, words = sample[:3]
       if run.model.config.num_inputs > 1:
         ids = np.stack([ids] * run.model.config.num_inputs)
+      # Capture the hidden states, and name tokens as in `add_tokens`.
       captured = capture(run.model, variables, jnp.asarray(ids)[None])
       hidden, mask = layers.tokens(captured)
       if len(mask) > len(names):
@@ -334,7 +350,7 @@ def _both_distances(
   Args:
     states: hidden states of each layer, [l, n, e].
     mask: [n], True at tokens.
-    pairs: places of two tokens.
+    pairs: pairs of positions of tokens.
   """
   apart = layers.distances(states, mask, pairs)
   return np.stack([apart["euclidean"], apart["cosine"]], -1)
@@ -343,24 +359,24 @@ def _both_distances(
 def _correlations(rows: Rows) -> str:
   """Returns the correlation of factor and entropy for each run, in words.
 
-  Over layers, samples and seeds, without the embedding.
+  The correlation is over layers, samples and seeds, without the embedding.
   """
-  # Factor and entropy belong together by (label, seed, layer, sample).
+  # Match factors and entropies by (label, seed, layer, sample).
   entropies = {row[:4]: row[4] for row in rows.of["entropy"]}
   described = []
   for label, factors in grouped(rows.of["factors"]).items():
     pairs = [(row[4], entropies[row[:4]]) for row in factors if row[2]]
     values = np.array(pairs).reshape(-1, 2)
     values = values[np.isfinite(values).all(1)]
-    # Without variance there is no correlation.
+    # The correlation is undefined without variance.
     varies = len(values) > 1 and (values.std(0) > 0).all()
     if varies and not label.endswith(figures.UNTRAINED):
       described.append(f"{label} {np.corrcoef(values.T)[0, 1]:.2f}")
   return ", ".join(described) or "none"
 
 
-# Mean and deviation of the entropies that TransJect prints (section 6), by task
-# and model: of tokens, and of heads or experts.
+# Entropies that TransJect prints (section 6), by task and model: of tokens, and
+# of heads or experts.
 PAPER_ENTROPIES = {
   ("imdb", "transject"): ("-1.3 +- 0.12", "-2.2"),
   ("imdb", "transformer"): ("5.80 +- 0.13", "0.67"),
@@ -376,15 +392,17 @@ ENTROPY_COLUMNS = (
 
 
 def _entropy_table(groups: Sequence[SeedGroup], rows: Rows) -> str:
-  """Returns a Markdown table of entropies, compared with the paper's.
+  """Returns the Markdown table of our entropies and the paper's.
 
-  Each is a mean over the layers after the embedding, then mean and deviation
-  over samples and seeds. "" if nothing was measured.
+  An entropy is a mean over the layers after the embedding. The table has its
+  mean and deviation over samples and seeds. Returns "" without measurements.
   """
+  # Look up the paper's numbers for each run.
   published = {}
   for group in groups:
     names = (group.config["task"]["name"], group.config["model"]["name"])
     published[group.label] = PAPER_ENTROPIES.get(names, ("", ""))
+  # Write a line for each run.
   by_label = {
     key: grouped(rows.of[key]) for key in ("entropy", "shape", "parts")
   }
@@ -400,11 +418,12 @@ def _entropy_table(groups: Sequence[SeedGroup], rows: Rows) -> str:
 
 
 def _over_samples(values: Sequence[Row]) -> str:
-  """Returns mean and deviation over samples and seeds; "" without a value.
+  """Returns mean and deviation over samples and seeds, or "" without values.
 
   Args:
-    values: (run, seed, layer, ..., sample, value).
+    values: rows (run, seed, layer, ..., sample, value).
   """
+  # Average each sample of each seed over the layers.
   by_sample: dict[tuple[int, int], list[float]] = {}
   for row in values:
     if math.isfinite(row[-1]):
@@ -414,7 +433,13 @@ def _over_samples(values: Sequence[Row]) -> str:
 
 
 def _last_layer(groups: Sequence[SeedGroup], rows: Rows, key: str) -> list[Row]:
-  """Returns the last layer's mean over samples, by size and seed."""
+  """Returns the mean over samples in the last layer, by size and seed.
+
+  Args:
+    groups: runs, grouped by recipe.
+    rows: rows of the figures.
+    key: quantity, "factors" or "entropy".
+  """
   # Rows are (label, seed, layer, sample, value).
   by_label = grouped(rows.of[key])
   means = []
@@ -434,29 +459,29 @@ def add(
   options: Options,
   pretrained: Sequence[Path] = (),
 ) -> None:
-  """Adds all figures that need checkpoints, and notes on runs without.
+  """Adds all figures that need checkpoints, and notes on missing figures.
 
   Args:
     page: page to add to.
     groups: result of `runs.group_by_recipe`.
     options: options of the measurements.
-    pretrained: folders of pre-trained models, of which the figures of single
-      tokens are drawn.
+    pretrained: folders of pre-trained models for the figures of single tokens.
 
   Raises:
-    UserError: for a folder that holds no pre-trained model of texts.
+    UserError: if a folder in `pretrained` holds no model of texts.
   """
   rows = Rows(options)
-  # A wrong folder ends here, before the runs are measured.
+  # Open the pre-trained models first, so that a wrong folder fails early.
   opened = [(f.name, texts.open_pretrained(f)) for f in pretrained]
   bar = tqdm(desc="measuring runs", total=sum(len(g.runs) for g in groups))
   for group in groups:
     page.notes += _measure_group(rows, group, bar)
   bar.close()
+  # Measure the pre-trained models.
   for name, opened_run in opened:
     rows.add_tokens(name, opened_run)
   page.entropies = _entropy_table(groups, rows)
-  # The page skips figures without rows.
+  # Add the figures; the page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)
   data = rows.describe_data(jacobians=True)
   layer_figures.append(isometry.figure(rows.of["isometry"], data))
@@ -470,17 +495,23 @@ def add(
 
 
 def _measure_group(rows: Rows, group: SeedGroup, bar: Any) -> list[str]:
-  """Adds the rows of all seeds of a run; returns notes on what is left out."""
+  """Measures all seeds of a group, and returns notes on missing figures.
+
+  Args:
+    rows: rows to add to.
+    group: runs that differ only in the seed.
+    bar: progress bar.
+  """
   notes = []
-  # Single tokens and the untrained start are those of the first seed.
+  # Draw single tokens and the untrained start only for the first seed.
   first = True
   for record in group.runs:
     bar.update()
-    # A run that cannot be loaded is noted, and the others are drawn.
+    # Note a run that cannot be loaded, and draw the others.
     try:
       run = load_run(record.folder)
       if run.task.objective == "segmentation":
-        raise UserError("Segmenters have none.")
+        raise UserError("Segmentation models have no layer figures.")
     except (UserError, OSError) as error:
       notes.append(f"{record.folder}: no figures of its layers. {error}")
       continue
@@ -488,46 +519,51 @@ def _measure_group(rows: Rows, group: SeedGroup, bar: Any) -> list[str]:
     if not first:
       continue
     first = False
+    # Measure the single tokens of the first seed.
     try:
       rows.add_tokens(group.label, run)
     except UserError as error:
-      notes.append(f"{group.label}: no figure of single tokens, {error}.")
+      notes.append(f"{group.label}: no figure of single tokens; {error}.")
   return notes
 
 
 def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:
-  """Returns the captions of the figures of `_of_layers`."""
+  """Returns the captions of the four figures of `_of_layers`."""
+  # Describe data and values in sentences that several captions share.
   estimator, data = rows.options.estimator, rows.describe_data()
   values = {
     "units": "one token over its units",
     "tokens": "one unit over a sample's tokens",
   }[rows.options.axis]
-  beside = f"{data}; the untrained start of the first seed beside them. {BOXES}"
+  beside = f"{data}, and the untrained start of the first seed. {BOXES}"
   factors = (
-    "Mean over pairs of tokens of a sample of |x_i - x_j| after a layer over "
-    f"that of the embedding (TransJect, equation 9). {beside} Exactly 1 at "
-    "TransJect's start; near 1 for random rotations as well."
+    "Distance |x_i - x_j| of two tokens of a sample after a layer, divided by "
+    "their distance in the embedding; mean over pairs (TransJect, equation 9). "
+    f"{beside} The factor is exactly 1 at TransJect's start, and near 1 for "
+    "random rotations as well."
   )
   dots = (
-    "Median over pairs of tokens of a sample of x_i . x_j after a layer over "
-    f"that of the embedding (TransJect, section 6). {beside} A mean does not "
-    "exist: dot products of embeddings may be near 0, and of both signs."
+    "Dot product x_i . x_j of two tokens of a sample after a layer, divided by "
+    "their dot product in the embedding; median over pairs (TransJect, section "
+    f"6). {beside} The mean does not exist, because dot products of embeddings "
+    "may be near 0, and have both signs."
   )
   entropies = (
     f"Differential entropy of the values of {values}, by the estimator "
-    f"{estimator!r}, mean over a sample. {beside} At least "
-    f"{100 * rows.finite:.0f} % of what is averaged in a layer has an entropy "
-    "(no ties, and values enough); the rest is left out."
+    f"{estimator!r}, mean over a sample. {beside} In every layer at least "
+    f"{100 * rows.finite:.0f} % of the entropies are finite and averaged; the "
+    "others have too many equal values."
   )
   correlation = (
     f"{entropies} Correlation with the activation factor: "
     f"{_correlations(rows)}."
   )
   shapes = (
-    f"{entropies} Without the scale. No distribution has more than a normal "
-    f"one, {entropy.GAUSSIAN:.3f}; estimates from few values are lower, by "
-    "how much depends on the distribution. The lines are what the estimator "
-    "gives of as many normal values."
+    f"{entropies} The values are scaled to deviation 1. The maximum over all "
+    f"distributions is {entropy.GAUSSIAN:.3f}, of a normal distribution. "
+    "Estimates from few values are biased low, and the bias depends on the "
+    "distribution. The lines show the estimate from the same number of normal "
+    "values."
   )
   return factors, dots, correlation, shapes
 
@@ -536,7 +572,8 @@ def _of_layers(rows: Rows) -> list[Figure]:
   """Returns the figures of activation factors and of entropies."""
   estimator = rows.options.estimator
   factors, dots, correlation, shapes = _layer_captions(rows)
-  # Few values have a lower estimate: lines show that of normal values.
+  # Mark the estimate from the same number of normal values, because estimates
+  # from few values are biased low.
   normal = [
     (entropy.normal(count, estimator), f"normal, {count} values")
     for count in dict.fromkeys(rows.values)
@@ -571,10 +608,13 @@ def _of_layers(rows: Rows) -> list[Figure]:
 
 
 def _of_sizes(groups: Sequence[SeedGroup], rows: Rows) -> list[Figure]:
-  """Returns the figures against sizes; without two sizes they have no rows."""
+  """Returns the figures over the sizes of the model.
+
+  The figures have no rows if the runs do not differ in a size.
+  """
   caption = (
-    "Means of the last layer over samples, and over seeds with their "
-    "deviation; along a line nothing else differs (TransJect, figure 5). "
+    "Mean over samples in the last layer; mean and deviation over seeds. The "
+    "runs of a line differ only in the size (TransJect, figure 5). "
     f"{rows.describe_data()}."
   )
   return [
@@ -595,14 +635,14 @@ def _of_parts(rows: Rows) -> list[Figure]:
   """Returns the figures of heads and experts."""
   data = rows.describe_data()
   entropies = (
-    "Entropy of every head's output before the projection back, and of x + a "
-    "F(x) of every expert (TransJect, figure 4b), by the estimator "
-    f"{rows.options.estimator!r}. {data}. Experts share x, so they differ "
-    "little; heads have another scale than x."
+    "Entropy of the output of every head before the output projection, and of "
+    "x + a F(x) of every expert (TransJect, figure 4b), by the estimator "
+    f"{rows.options.estimator!r}. {data}. Experts differ little, because they "
+    "share x. Heads have another scale than x."
   )
   weights = (
-    "Weight of every sample and expert, by layer (TransJect, figure 6). "
-    f"{data}. The dotted line is 1 / E, the weights at the start."
+    "Weights of the experts for every sample, by layer (TransJect, figure 6). "
+    f"{data}. The dotted line is 1 / E, the weight before training."
   )
   return [
     plots.parts(
@@ -618,20 +658,21 @@ def _of_parts(rows: Rows) -> list[Figure]:
 
 
 def _of_tokens(rows: Rows) -> list[Figure]:
+  """Returns the figures of single tokens: distances, and planes."""
   text = rows.describe_inputs()
   distances = (
-    "Layer by layer (TransJect, figure 1). A line that stays level is a "
-    f"distance that is kept. {text}"
+    "Distances layer by layer (TransJect, figure 1). A level line means that "
+    f"the distance is kept. {text}"
   )
   planes = (
-    "Isomap of every layer for itself, turned to lie near the one before; its "
-    "width stands above it (TransJect, figure 7). Tokens that keep their "
-    "neighbours from layer to layer keep their places. Below each run's text "
-    f"are the beginnings of {MORE_TEXTS} test samples. {text}"
+    "A separate Isomap for every layer, rotated to the previous layer, with "
+    "its width in the title (TransJect, figure 7). Tokens that keep their "
+    "neighbours from layer to layer keep their places. Below the text of each "
+    f"run are the beginnings of {MORE_TEXTS} test samples. {text}"
   )
   in_parts = (
-    "Distances of the first pairs in the output of each head before the "
-    f"projection back, or of each expert (TransJect, figure 1). {text}"
+    "Distances of the first pairs in the output of each head before the output "
+    f"projection, or of each expert (TransJect, figure 1). {text}"
   )
   pairs = Texts("pairs", "Distances of pairs of tokens", distances)
   head_pairs = Texts("head_pairs", "Distances inside each head", in_parts)
@@ -644,11 +685,12 @@ def _of_tokens(rows: Rows) -> list[Figure]:
 
 
 def _of_smoothness(rows: Rows) -> list[Figure]:
+  """Returns the figures of over-smoothing and of attention."""
   mean, each = (
-    f"softmax(q k / sqrt e), {what}: what softmax attention weighs, "
-    "and other mixers with queries and keys would; models without keys are "
-    "left out. A bright column is a token that all others read. "
-    f"{rows.describe_inputs(images=True)}"
+    f"softmax(q k / sqrt e), {what}. These are the weights of softmax "
+    "attention; other mixers with queries and keys are drawn as if they used "
+    "softmax attention, and models without keys are left out. A bright column "
+    f"is a token that all others read. {rows.describe_inputs(images=True)}"
     for what in ("mean over heads", f"head by head, at most {MOST_HEADS}")
   )
   heads = Texts("attention_heads", "Softmax of queries and keys, by head", each)

@@ -1,4 +1,4 @@
-"""Figures and tables of runs without their models: curves, scores, speeds."""
+"""Figures and tables that need no models: curves, scores and speeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tables.runs import RunRecord, SeedGroup
 from jaxformers.foundations.tables import markdown_table
 
-MOST_PANELS = 6  # Quantities of the training curves that are drawn.
+MOST_PANELS = 6  # Largest number of quantities among the training curves.
 SPEED_COLUMNS = (
   "run",
   "parameters",
@@ -24,7 +24,7 @@ SPEED_COLUMNS = (
 
 def training(groups: Sequence[SeedGroup]) -> Figure:
   """Returns the figure of losses and selection scores over steps."""
-  # Keys of metrics are SPLIT/METRIC; others, such as speeds, are not drawn.
+  # Draw metrics named SPLIT/METRIC, and not others such as speeds.
   rows = [
     (group.label, run.seed, key, record["step"], value)
     for group in groups
@@ -33,17 +33,18 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
     for key, value in record.items()
     if "/" in key and value is not None
   ]
+  # Title each quantity with its unit.
   titles = {}
   for key in (row[2] for row in rows):
     split, _, metric = key.partition("/")
     unit = ", nats" if metric == "loss" else ""
     titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
   caption = (
-    "Means over log_steps steps for train, over the whole split elsewhere; "
-    f"bands are one deviation over seeds ({runs.describe_seeds(groups)}). Of "
-    "more than six quantities the first six are drawn."
+    "Values on train are means over log_steps steps; values on other splits "
+    "are means over the whole split. Bands are one deviation over seeds "
+    f"({runs.describe_seeds(groups)}). At most six quantities are drawn."
   )
-  # Losses come first.
+  # Draw the losses first, and at most `MOST_PANELS` quantities.
   drawn = sorted(titles, key=lambda k: (not k.endswith("loss"), k))
   panels = {key: titles[key] for key in drawn[:MOST_PANELS]}
   rows = [row for row in rows if row[2] in panels]
@@ -52,15 +53,16 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
 
 
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
-  """Returns test scores against depth, width, experts, heads and dropout.
+  """Returns the figure of test scores against the sizes of the model.
 
-  None if no two runs of one model and task differ in a size.
+  The sizes are depth, width, experts, heads and dropout (`runs.SIZES`). Returns
+  None if no two runs of the same model and task differ in one of them.
 
   Source: TransJect, figure 3.
   """
   groups = [g for g in groups if any(run.results for run in g.runs)]
   metrics = [_score(run)[0] for g in groups for run in g.runs if run.results]
-  # One axis has one unit: the most frequent metric.
+  # Draw only the most frequent metric, since the axis has one unit.
   metric = max(metrics, key=metrics.count) if metrics else ""
   rows = [
     (line, run.seed, name, value, _score(run)[1])
@@ -71,25 +73,26 @@ def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
   if not rows:
     return None
   caption = (
-    "On test, mean and deviation over seeds "
-    f"({runs.describe_seeds(groups)}); along a line nothing else differs."
+    "Scores on test, mean and deviation over seeds "
+    f"({runs.describe_seeds(groups)}). The runs of a line differ only in the "
+    "size."
   )
   texts = Texts("sizes", "Score against the size of the model", caption)
   return plots.against(texts, rows, runs.SIZES, metric)
 
 
 def _score(run: RunRecord) -> tuple[str, float]:
-  """Returns the title of a run's metric, and its test score."""
+  """Returns the title of a run's metric, and the test score."""
   metric = run.results.get("metric", "accuracy")
   scale = 1 if metric in tables.LOWER_IS_BETTER else 100
   return tables.TITLES[metric], scale * run.results[metric]
 
 
 def speeds(groups: Sequence[SeedGroup]) -> str:
-  """Returns a Markdown table of parameters and training speed.
+  """Returns the Markdown table of parameters and training speeds.
 
-  Examples a second are the median over the logged stretches of all seeds. ""
-  if no run has ended.
+  The speed is the median of all logged examples per second of all seeds.
+  Returns "" if no run has ended.
 
   Source: TransJect, table 3.
   """
@@ -98,13 +101,14 @@ def speeds(groups: Sequence[SeedGroup]) -> str:
     ended = [run for run in group.runs if run.results]
     if not ended:
       continue
+    # Collect the logged speeds of all seeds.
     rates = [
       record["examples_per_second"]
       for run in ended
       for record in run.metrics
       if "examples_per_second" in record
     ]
-    # Sizes and hardware are those of the first seed.
+    # Take sizes and hardware from the first seed.
     results = ended[0].results
     hardware = results.get("hardware", {})
     count, kind = (hardware.get(k, "?") for k in ("devices", "device_kind"))
@@ -115,9 +119,10 @@ def speeds(groups: Sequence[SeedGroup]) -> str:
 
 
 def depth_against_width(groups: Sequence[SeedGroup]) -> Figure | None:
-  """Returns losses over parameters for each depth of language models.
+  """Returns the figure of losses over parameters, by depth.
 
-  None if there are no language models of two depths.
+  Only language models are drawn. Returns None if they do not have at least two
+  depths.
 
   Source: Levine et al. 2020, figure 2.
   """
@@ -127,7 +132,7 @@ def depth_against_width(groups: Sequence[SeedGroup]) -> Figure | None:
     for run in group.runs
     if run.results.get("metric") == "perplexity"
   ]
-  # One depth alone has nothing to be compared with.
+  # Depth cannot be compared if all runs have the same depth.
   if len({r["config"]["model"]["num_layers"] for r in results}) < 2:
     return None
   return depth.figure(depth.select_points(results))

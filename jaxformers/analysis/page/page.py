@@ -1,4 +1,4 @@
-"""One HTML page of tables and figures, and the files beside it."""
+"""The HTML page of a report, and the files of its tables and figures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Page:
   """Contents of the page.
 
   Attributes:
-    figures: figures in the order of the page, by the title of their section.
-    notes: sentences on runs and figures that are left out, incomplete or
+    figures: figures by the title of their section, in the order of the page.
+    notes: sentences on runs and figures that are missing, incomplete or
       damaged.
     rows: rows of the table of results, see `results.summarise`.
     speeds: Markdown table of parameters and speeds, see `overview.speeds`.
-    entropies: Markdown table of mean entropies, with the paper's.
-    papers: the papers' tables with our runs, see `published.tables`.
+    entropies: Markdown table of mean entropies, ours and the paper's.
+    papers: tables of the papers with our runs, see `published.tables`.
   """
 
   figures: dict[str, list[Figure]] = dataclasses.field(default_factory=dict)
@@ -44,11 +44,12 @@ class Page:
   def add(self, section: str, figure: Figure | None) -> None:
     """Adds a figure at the end of a section.
 
-    Skips None and figures without rows; notes those without a finite number.
+    Skips None and figures without rows. A figure without a finite number is
+    skipped with a note.
     """
     if figure is None or not figure.rows:
       return
-    # The last column of a figure's table is the number that is drawn.
+    # The last column of a row is the number that is drawn.
     if not any(math.isfinite(row[-1]) for row in figure.rows):
       self.notes.append(f"{figure.title}: there is no number to draw.")
       return
@@ -62,10 +63,10 @@ def write(page: Page, out: Path) -> Path:
     Path of index.html.
   """
   requirements.require("plots", "The page of a report")
-  # Figures first: the page embeds their SVG files.
+  # Write the figures first, because the page embeds their SVG files.
   out.mkdir(parents=True, exist_ok=True)
   figures = [*itertools.chain(*page.figures.values())]
-  # The bar is on stderr; stdout has the tables only.
+  # tqdm prints the progress bar on stderr; stdout has only the tables.
   with tqdm(figures, unit="figure") as bar:
     for figure in bar:
       bar.set_description(f"drawing {figure.name}")
@@ -76,7 +77,7 @@ def write(page: Page, out: Path) -> Path:
   if page.entropies:
     text = page.entropies + "\n"
     (out / "entropies.md").write_text(text, encoding="utf-8")
-  # The papers' tables, as Markdown and as LaTeX.
+  # Write the papers' tables as Markdown and as LaTeX.
   for filled in page.papers.values():
     for kind, form, mark in (
       ("md", published.markdown, "\n"),
@@ -115,12 +116,18 @@ th, td { border-bottom: 1px solid #ccc; padding: .25rem .75rem .25rem 0;
 
 
 def _text(value: object) -> str:
+  """Returns a value as text with HTML's special characters escaped."""
   return html.escape(str(value))
 
 
 def _html(page: Page, out: Path) -> str:
-  """Returns the page; its figures' SVG files are read from the folder."""
-  # Sections have the ids s0, s1, ... for the links.
+  """Returns the page as HTML.
+
+  Args:
+    page: contents of the page.
+    out: folder with the SVG files of the figures.
+  """
+  # Collect the content of each section.
   notes = "".join(f"<li>{_text(note)}</li>" for note in page.notes)
   sections = {
     "Results": [
@@ -135,6 +142,7 @@ def _html(page: Page, out: Path) -> str:
     },
     **({"Notes": [f"<ul>{notes}</ul>"]} if notes else {}),
   }
+  # Link to the sections by the ids s0, s1, ...
   links = "".join(
     f'<a href="#s{k}">{_text(name)}</a>' for k, name in enumerate(sections)
   )
@@ -145,17 +153,18 @@ def _html(page: Page, out: Path) -> str:
     f"<title>jaxformers: report</title><style>{CSS}</style></head><body>",
     f"<h1>Report of runs</h1><nav>{links}</nav>",
   ]
+  # Append the sections.
   for k, (name, content) in enumerate(sections.items()):
     parts += [f'<h2 id="s{k}">{_text(name)}</h2>', *content]
   return "\n".join([*parts, "</body></html>\n"])
 
 
 def _figure_html(figure: Figure, out: Path) -> str:
-  """Returns a figure with its picture inside, and links to its files."""
+  """Returns a figure as HTML, with an embedded picture and links to files."""
   picture = (out / f"{figure.name}.svg").read_bytes()
-  # Embed the picture, so that the page shows it without another file.
+  # Embed the picture, so that the page needs no other file.
   data = base64.b64encode(picture).decode()
-  # Greatest width in pixels: a little more than the picture's own.
+  # Limit the width in pixels to slightly above the width of the picture.
   width = round(110 * figure.size[0])
   return (
     f'<figure id="{figure.name}"><h3>{_text(figure.title)}</h3>'
@@ -167,18 +176,21 @@ def _figure_html(figure: Figure, out: Path) -> str:
 
 
 def _links(name: str, kinds: Sequence[str]) -> str:
+  """Returns links to the files of a figure or table."""
   return ", ".join(f'<a href="{name}.{k}">{k.upper()}</a>' for k in kinds)
 
 
 def _papers_html(papers: Mapping[str, Any]) -> list[str]:
+  """Returns the papers' tables as HTML, with explanation and notes."""
   parts = []
   for title, filled in papers.items():
     parts += [
       f"<h3>{_text(title)}</h3>",
       *_tables_html(published.markdown(filled)),
-      "<p>Test scores; shares in percent. In brackets: our score minus the "
-      "paper's, and the same in standard errors (of our seeds, of the paper's "
-      "runs where it prints a deviation, and of the size of the test set). "
+      "<p>Test scores; shares are in percent. In brackets: our score minus the "
+      "paper's, and this difference in standard errors. The standard error "
+      "accounts for our seeds, for the paper's runs if the paper prints a "
+      "deviation, and for the size of the test set. "
       "Compare only rows of the same sizes and protocol. "
       f"{_links(filled.table.name, ('md', 'tex'))}</p>",
       *(f"<p>{_text(reason)}</p>" for reason in published.notes(filled)),
@@ -187,30 +199,33 @@ def _papers_html(papers: Mapping[str, Any]) -> list[str]:
 
 
 def _entropies_html(entropies: str) -> list[str]:
+  """Returns the table of entropies as HTML, with an explanation."""
   if not entropies:
     return []
   return [
     "<h3>Entropy</h3>",
     *_tables_html(entropies),
     "<p>Mean over the layers after the embedding; mean and sample deviation "
-    "over samples and seeds. The paper's are TransJect's of IMDb (section 6), "
-    "by an estimator that it does not name: see docs/report.md.</p>",
+    "over samples and seeds. The paper's numbers are TransJect's for IMDb "
+    "(section 6), from an estimator that the paper does not name. See "
+    "docs/report.md.</p>",
   ]
 
 
 def _results_html(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the table of results as HTML, with an explanation."""
   if not rows:
     return ["<p>No run has ended.</p>"]
   return [
     *_tables_html(tables.markdown(rows)),
-    "<p>Mean and sample deviation of the test score over seeds. A column names "
-    "the split that selected the checkpoint. Trivial: rules without a "
-    "model.</p>",
+    "<p>Mean and sample deviation of the test score over seeds. The column "
+    "<i>chosen on</i> names the split that selected the checkpoint. The "
+    "column <i>trivial</i> has the scores of rules without a model.</p>",
   ]
 
 
 def _tables_html(markdown: str) -> list[str]:
-  """Returns Markdown tables and lines, with blank lines between, as HTML."""
+  """Returns Markdown tables and lines, separated by blank lines, as HTML."""
   return [
     _table_html(block) if block.startswith("|") else f"<p>{_text(block)}</p>"
     for block in markdown.split("\n\n")
@@ -218,14 +233,16 @@ def _tables_html(markdown: str) -> list[str]:
 
 
 def _table_html(markdown: str) -> str:
-  # The second line of a Markdown table is its rule.
+  """Returns a Markdown table as HTML."""
+  # Skip the second line of the Markdown table, the rule below the header.
   header, _, *body = [
     [_text(cell) for cell in split_cells(line)] for line in markdown.split("\n")
   ]
+  # Write the header and the rows.
   titles = "".join(f"<th>{cell}</th>" for cell in header)
   lines = ("".join(f"<td>{cell}</td>" for cell in line) for line in body)
   rows = "".join(f"<tr>{line}</tr>" for line in lines)
-  # Markdown has "+-" in ASCII; the page has the sign.
+  # Replace the "+-" of Markdown by the sign.
   return (
     f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>'
     f"{rows.replace('+-', '±')}</tbody></table></div>"

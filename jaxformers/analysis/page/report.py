@@ -1,4 +1,4 @@
-"""One page with the tables and figures of any runs."""
+"""Builds the page of a report from the workdirs of runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def build_page(
   checkpoints: bool = True,
   pretrained: Sequence[Path] = (),
 ) -> Page:
-  """Returns the page of some folders.
+  """Returns the page of the runs in some folders.
 
   Args:
-    workdirs: runs, or folders with runs below.
+    workdirs: folders of runs, or folders that contain them.
     options: options of the measurements.
-    checkpoints: True to load models; False for tables and curves alone.
+    checkpoints: True to load models; False for tables and training curves only.
     pretrained: folders of pre-trained models without a run.
 
   Raises:
-    UserError: if there is neither a run nor a pre-trained model; lists the
-      reasons.
+    UserError: if there is neither a run nor a pre-trained model. The message
+      lists the reasons.
   """
   requirements.require("plots", "The page of a report")
-  # Group the runs, and note which are left out.
+  # Group the runs, and note which runs are left out.
   records, notes = runs.discover(workdirs)
   if not records and not pretrained:
     raise UserError("\n".join([*notes, "Give the workdirs of runs."]))
@@ -42,19 +42,19 @@ def build_page(
   shown = [record for group in groups for record in group.runs]
   ended = [record.results for record in shown if record.results]
   page = Page(notes=notes + _notes(records, shown))
-  # Tables and curves need no model.
+  # Add the tables and training curves, which need no model.
   if groups:
     page.rows = tables.summarise(ended)
     page.speeds = overview.speeds(groups)
     page.papers = published.tables(ended)
     page.add("Training", overview.training(groups))
     page.add("Training", overview.sizes(groups))
-  # If runs cannot be compared, leave out only this figure.
+  # Leave out this figure if the runs cannot be compared.
   try:
     page.add("Depth and width", overview.depth_against_width(groups))
   except UserError as error:
     page.notes.append(f"No figure of depth against width: {error}")
-  # Only the figures of layers load models.
+  # Load the models for the figures of layers.
   if checkpoints:
     measured.add(page, groups, options, pretrained)
   return page
@@ -63,8 +63,8 @@ def build_page(
 def _notes(
   records: Sequence[runs.RunRecord], shown: Sequence[runs.RunRecord]
 ) -> list[str]:
-  """Returns a note for each run that is left out, damaged or not complete."""
-  # A record that is in no group repeats the recipe and seed of another.
+  """Returns a note for each run that is left out, damaged or incomplete."""
+  # A record that is in no group repeats the recipe and seed of another run.
   notes = [
     f"{record.folder} repeats the recipe and seed of another run, and is left "
     "out."
@@ -72,17 +72,18 @@ def _notes(
     if not any(record is other for other in shown)
   ]
   notes += [
-    f"{record.folder} has no results.json: it has not ended, and is not in the "
-    "table."
+    f"{record.folder} has no results.json: the run has not ended, and is not "
+    "in the table."
     for record in records
     if not record.results
   ]
+  # Note damaged checkpoints and damaged training curves.
   for record in shown:
     if "damaged_best_step" in record.results:
       damage = tables.describe_damage(record.results)
       notes.append(f"{record.folder}: {damage}")
     if record.metrics_problem:
-      # Curves need a record: a file that cannot be read has none.
+      # An unreadable file leaves no records to draw.
       curves = " Curves show the lines that remain." if record.metrics else ""
       notes.append(record.metrics_problem + curves)
   return notes

@@ -1,1 +1,1 @@
-"""Figures as rows of data, and the ways in which they are drawn."""
+"""Figures: rows of data, and functions that draw them."""

@@ -1,9 +1,9 @@
-"""Figures as data: rows that a CSV holds, and the picture drawn from them.
+"""Figures: a table of rows, written as CSV, and a picture drawn from it.
 
-Every figure can be read without its page: axes have units, and the caption has
-the number of samples and of seeds. Colours are those of Okabe and Ito, which
-the colour-blind can distinguish. Lines also differ in dash and marker, for
-print.
+Every figure can be read without its page: axes have units, and the caption
+states the number of samples and of seeds. The colours are by Okabe and Ito, and
+can be distinguished by colour-blind readers. Lines also differ in dash and
+marker, for print.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxformers.foundations import requirements
 
-# Okabe and Ito 2008, black last.
+# Palette of Okabe and Ito 2008, with black last.
 COLOURS = (
   "#0072B2",
   "#D55E00",
@@ -48,8 +48,8 @@ STYLE: dict[Any, Any] = {
   "svg.hashsalt": "jaxformers",
 }
 
-LEAST_LETTERS = 8  # Length of the shortest lines that labels are wrapped to.
-MOST_MARKED = 20  # Number of points up to which a line always has markers.
+LEAST_LETTERS = 8  # Shortest length of the lines to which labels are wrapped.
+MOST_MARKED = 20  # Largest number of points of a line that always has markers.
 
 Row = tuple[Any, ...]
 
@@ -64,12 +64,13 @@ class Texts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """Table with a function that draws it.
+  """Table of rows, with a function that draws it.
 
   Attributes:
     name: name of the files, and anchor on a page.
     title: title above the picture.
-    caption: sentences on what is shown, with the number of samples and seeds.
+    caption: sentences that describe the figure, with the number of samples and
+      seeds.
     columns: names of the table's columns, with units.
     rows: rows of the table.
     paint: function (fig, rows) that draws the rows on an empty figure of
@@ -86,14 +87,14 @@ class Figure:
   size: tuple[float, float] = (6.4, 3.4)
 
   def csv(self) -> str:
-    """Returns the rows under their columns, as CSV."""
+    """Returns the columns' names and the rows as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([self.columns, *self.rows])
     return text.getvalue()
 
   def draw(self) -> Any:
-    """Returns the rows drawn on a figure of matplotlib, no label clipped."""
+    """Returns a matplotlib figure of the rows, with labels that fit."""
     requirements.require("plots", f"The figure {self.name!r}")
     import matplotlib.figure
 
@@ -104,12 +105,12 @@ class Figure:
     return fig
 
   def picture(self, kind: str) -> bytes:
-    """Returns the drawn figure as the content of a "png" or "svg" file."""
+    """Returns the picture as bytes in the format "png" or "svg"."""
     requirements.require("plots", f"The figure {self.name!r}")
     import matplotlib
 
     out = io.BytesIO()
-    # Without a date, equal figures have equal files.
+    # Omit the date, so that equal figures give equal files.
     metadata = {"Date": None} if kind == "svg" else {}
     with matplotlib.rc_context(STYLE):
       self.draw().savefig(out, format=kind, metadata=metadata)
@@ -134,18 +135,19 @@ def describe_data(
 ) -> str:
   """Returns the number of samples, tokens and seeds of a figure, in words.
 
-  Runs may differ in them: "32 test samples of at most 50 or 200 tokens, 1 to 3
-  seeds".
+  Runs may differ in these numbers, for example "32 test samples of at most 50
+  or 200 tokens, 1 to 3 seeds".
 
   Args:
     samples: number of examples of each run.
     tokens: number of tokens of the longest example of each run.
     seeds: number of seeds of each run.
-    split: split that the examples are from.
+    split: name of the split of the examples.
   """
   sizes, lengths = (
     " or ".join(map(str, sorted({*counts}))) for counts in (samples, tokens)
   )
+  # Give a range if runs have different numbers of seeds.
   few, many = min(seeds, default=0), max(seeds, default=0)
   counted = f"{few}" if few == many else f"{few} to {many}"
   return (
@@ -155,34 +157,34 @@ def describe_data(
 
 
 def fit_labels(fig: Any) -> None:
-  """Fixes ticks, and breaks titles and labels that are longer than their axes.
+  """Fixes the ticks, and wraps titles and labels that do not fit.
 
-  The layout depends on the widths of the ticks, and the number of ticks depends
-  on the layout. Free ticks can alternate between two layouts, and then a label
-  ends outside of the picture.
+  The layout depends on the widths of the tick labels, and the number of ticks
+  depends on the layout. Ticks that are not fixed can alternate between two
+  layouts, so that a label is clipped.
 
   Args:
     fig: figure of matplotlib with a constrained layout.
   """
   from matplotlib.ticker import FixedLocator
 
-  # Fix the ticks of the first layout.
+  # Fix the ticks as they are in the first layout.
   fig.draw_without_rendering()
   for axes in fig.axes:
     for axis in (axes.xaxis, axes.yaxis):
       axis.set_major_locator(FixedLocator(axis.get_majorticklocs()))
-  # Wrap until all fits: a title of more lines leaves the axes less height.
+  # Wrap until everything fits: each added line of a title shrinks the axes.
   is_wrapped = True
   while is_wrapped:
     fig.draw_without_rendering()
     is_wrapped = False
     for axes in fig.axes:
-      # The vertical label is turned, and runs along the height.
+      # The vertical label runs along the height of the axes.
       sides = {axes.title: "width", axes.xaxis.label: "width"}
       for label, side in (sides | {axes.yaxis.label: "height"}).items():
         length = getattr(axes.get_window_extent(), side)
         needed = getattr(label.get_window_extent(), side)
-        # Find how many letters of the longest line have room.
+        # Compute the number of letters that fit on a line.
         lines = label.get_text().splitlines()
         longest = max(map(len, lines), default=0)
         most = int(longest * length / needed) if needed else longest
@@ -193,7 +195,7 @@ def fit_labels(fig: Any) -> None:
 
 
 def style(number: int) -> dict[str, Any]:
-  """Returns colour, dash and marker of the number-th line."""
+  """Returns colour, dash and marker of line `number`, counted from 0."""
   return {
     "color": COLOURS[number % len(COLOURS)],
     "linestyle": DASHES[number % len(DASHES)],
@@ -202,16 +204,16 @@ def style(number: int) -> dict[str, Any]:
 
 
 def draw_legend(fig: Any, *panels: Any, title: str = "", cols: int = 3) -> None:
-  """Draws one legend above all panels, if there is more than one entry.
+  """Draws one legend above all panels, if it has more than one entry.
 
   Args:
     fig: figure of matplotlib.
-    *panels: axes whose labels are listed, each once.
+    *panels: axes of matplotlib, whose labels are listed.
     title: title of the legend.
     cols: largest number of columns.
   """
   letters = int(13 * fig.get_figwidth())  # Letters that fit on one line.
-  # A label that several panels have is listed once.
+  # List a label once, even if several panels have it.
   entries = {
     textwrap.fill(label, letters - 8): handle
     for axes in panels
@@ -219,7 +221,7 @@ def draw_legend(fig: Any, *panels: Any, title: str = "", cols: int = 3) -> None:
   }
   if len(entries) > 1:
     longest = max(len(row) for label in entries for row in label.splitlines())
-    # As many columns as the longest label leaves room for.
+    # Fit as many columns as the longest label allows.
     room = letters // (8 + longest)
     fig.legend(
       entries.values(),
@@ -231,17 +233,22 @@ def draw_legend(fig: Any, *panels: Any, title: str = "", cols: int = 3) -> None:
 
 
 def literal(text: str) -> str:
-  """Returns a label as matplotlib must get it to show it as it stands.
+  """Returns a label that matplotlib shows literally.
 
-  "$" begins a formula otherwise, and "_" hides the label. Lines have 24 letters
-  at most, for narrow legends.
+  Escapes "$", which would begin a formula, and a leading "_", which would hide
+  the label. Wraps lines at 24 letters, for narrow legends.
   """
   text = textwrap.fill(text, 24).replace("$", r"\$")
   return f"\u200b{text}" if text.startswith("_") else text
 
 
 def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
-  """Groups rows by a column, in the order of their appearance."""
+  """Returns rows grouped by a column, in the order of their appearance.
+
+  Args:
+    rows: rows of a table.
+    place: index of the column.
+  """
   groups: dict[Any, list[Row]] = {}
   for row in rows:
     groups.setdefault(row[place], []).append(row)
@@ -249,14 +256,17 @@ def grouped(rows: Iterable[Row], place: int = 0) -> dict[Any, list[Row]]:
 
 
 def evenly_spaced(values: Sequence[Any], most: int) -> list[Any]:
-  """Returns at most `most` values, the first and the last among them."""
-  # Rounding can hit a place twice: keep it once.
+  """Returns at most `most` values, including the first and the last."""
+  # Rounding can give the same place twice: keep it once.
   places = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))
   return [values[k] for k in places]
 
 
 def finite_spread(values: Sequence[float]) -> tuple[float, float]:
-  """Returns mean and sample deviation of the finite values, NaN for none."""
+  """Returns mean and sample deviation of the finite values.
+
+  The mean is NaN without values; the deviation is NaN for fewer than two.
+  """
   finite = [v for v in values if v is not None and math.isfinite(v)]
   if not finite:
     return math.nan, math.nan
@@ -265,7 +275,13 @@ def finite_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 class Points(NamedTuple):
-  """Points of a line: places, means and deviations; NaN where there is none."""
+  """Points of a line.
+
+  Attributes:
+    x: places on the horizontal axis.
+    mean: mean at each place; NaN if there is none.
+    deviation: deviation at each place; NaN if there is none.
+  """
 
   x: Sequence[Any]
   mean: Sequence[float]
@@ -273,12 +289,12 @@ class Points(NamedTuple):
 
 
 def averaged(rows: Iterable[Row], place: int, value: int) -> Points:
-  """Averages a column over the rows at each place, in order.
+  """Returns mean and deviation of a column at each place, sorted by place.
 
   Args:
     rows: rows of a table.
-    place: column that says where a row stands.
-    value: column that is averaged.
+    place: index of the column with the place.
+    value: index of the column to average.
   """
   by_place = sorted(grouped(rows, place).items())
   spreads = [finite_spread([row[value] for row in at]) for _, at in by_place]
@@ -288,7 +304,7 @@ def averaged(rows: Iterable[Row], place: int, value: int) -> Points:
 
 
 def draw_error_bars(axes: Any, points: Points, number: int, label: str) -> None:
-  """Draws a line with bars of one deviation, where there is one."""
+  """Draws a line with error bars of one deviation, if it is finite."""
   bars = np.nan_to_num(points.deviation)
   look = {"capsize": 3, "label": label, **style(number)}
   axes.errorbar(points.x, points.mean, bars, **look)
@@ -297,27 +313,29 @@ def draw_error_bars(axes: Any, points: Points, number: int, label: str) -> None:
 def draw_line(
   axes: Any, points: Points, number: int, label: str, *, markers: bool = True
 ) -> None:
-  """Draws a line with a band of one deviation, where there is one.
+  """Draws a line with a band of one deviation, if it is finite.
 
-  A single point has its value beside it, and a bar instead of the band.
+  A single point is labelled with its value, and has an error bar instead of the
+  band.
 
   Args:
     axes: axes of matplotlib.
     points: points of the line.
     number: number of the line, for its style.
     label: label in the legend.
-    markers: False to leave out the markers of a line of many points.
+    markers: False to draw no markers on a line of more than 20 points.
   """
+  # Draw the means as a line.
   x, mean, deviation = (np.asarray(v, float) for v in points)
   look = style(number)
   finite = np.flatnonzero(np.isfinite(mean))
-  # Markers of many points would hide the line.
+  # Many markers would hide the line.
   if not markers and len(finite) > MOST_MARKED:
     del look["marker"]
   axes.plot(x, mean, label=label, **look)
   if len(finite) == 1:
     (k,) = finite
-    # Values of several lines stand on both sides.
+    # Alternate the sides of the values of several lines.
     side, align = ((8, "left"), (-8, "right"))[number % 2]
     place = {"textcoords": "offset points", "ha": align, "va": "center"}
     point, text = (x[k], mean[k]), f"{mean[k]:.4g}"
@@ -325,13 +343,13 @@ def draw_line(
     if np.isfinite(deviation[k]):
       axes.errorbar(*point, deviation[k], capsize=3, color=look["color"])
   elif np.isfinite(deviation).any():
-    # Several points: a band around the line.
+    # Draw a band around a line of several points.
     band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
     axes.fill_between(x, mean - deviation, mean + deviation, **band)
 
 
 WHISKERS = (5, 95)  # Percentiles at which the whiskers of boxes end.
-UNTRAINED = ", untrained"  # Ends the label of a run's start.
+UNTRAINED = ", untrained"  # End of the label of an untrained start.
 
 
 def draw_boxes(
@@ -341,18 +359,18 @@ def draw_boxes(
 ) -> None:
   """Draws boxes of several groups side by side at every category.
 
-  A box has the quartiles and the median.
-  The untrained start of a run has the run's colour and is not filled.
+  A box shows the quartiles and the median. The box of an untrained start has
+  the colour of its run, and is not filled.
 
   Args:
     axes: axes of matplotlib.
-    groups: values by label and category; those that are not finite are left
-      out.
+    groups: values by label and category. Values that are not finite are
+      skipped.
     whiskers: percentiles at which the whiskers of a box end.
   """
   from matplotlib.colors import to_rgba
 
-  # Runs differ in depth: layers by number, then "all".
+  # Sort the categories of all runs: layers by number, and then "all".
   named = dict.fromkeys(c for g in groups.values() for c in g)
   categories = sorted(
     named, key=lambda c: int(c) if str(c).isdigit() else math.inf
@@ -360,14 +378,15 @@ def draw_boxes(
   trained = [label for label in groups if not label.endswith(UNTRAINED)]
   width = 0.8 / max(len(groups), 1)
   for number, (label, group) in enumerate(groups.items()):
-    # An untrained start shares the colour of its run.
+    # Choose the colour of the run, also for its untrained start.
     run = label.removesuffix(UNTRAINED)
     place = trained.index(run) if run in trained else number
     colour = COLOURS[place % len(COLOURS)]
     dash = "-" if run == label else (0, (2, 1))
     face = to_rgba(colour, 0.35 if run == label else 0.0)
-    # The boxes of a category stand side by side around its place.
+    # Centre the boxes of a category around its place.
     offset = (number - (len(groups) - 1) / 2) * width
+    # Collect the finite values of each category that has any.
     boxes = {
       k + offset: values
       for k, category in enumerate(categories)
@@ -387,6 +406,6 @@ def draw_boxes(
         whiskerprops={"color": colour, "linestyle": dash},
         capprops={"color": colour},
       )
-      # Boxes have no legend: an empty line stands for them.
+      # Boxes have no legend entry: add an empty line for the legend.
       axes.plot([], [], "s", mfc=face, mec=colour, ms=7, label=label)
   axes.set_xticks(range(len(categories)), [str(c) for c in categories])

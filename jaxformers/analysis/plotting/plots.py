@@ -1,4 +1,4 @@
-"""Kinds of figures: the form of their rows, and how these are drawn."""
+"""Kinds of figures, each with the format of its rows and its drawing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Figure, Row, Texts, grouped
 
-# Ratio of greatest to least value from which an axis is logarithmic.
+# Ratio of largest to smallest value above which an axis is logarithmic.
 WIDE_RANGE = 5
 NUM_BINS = 40
 MOST_TICKS = 13
-MOST_NAMED = 24  # Tokens that are named along an axis of a map.
-MOST_LAYERS = 4  # Layers of a run that are drawn next to each other.
+MOST_NAMED = 24  # Largest number of tokens named along an axis of a map.
+MOST_LAYERS = 4  # Largest number of layers drawn next to each other.
 
 
 def over_layers(
@@ -30,14 +30,14 @@ def over_layers(
   sample: str = "sample",
   whiskers: tuple[float, float] = figures.WHISKERS,
 ) -> Figure:
-  """Returns boxes of a quantity over samples, layer by layer.
+  """Returns the figure of a quantity, with boxes over samples for each layer.
 
   Args:
     texts: texts of the figure.
     rows: (run, seed, layer, sample, value).
     quantity: label of the axis, with its unit.
-    lines: values to mark, with their labels.
-    ratio: True for a logarithmic axis where values differ much.
+    lines: values to mark by horizontal lines, with their labels.
+    ratio: True to use a logarithmic axis if the values differ much.
     x: label of the horizontal axis.
     sample: name of the column of samples in the table.
     whiskers: percentiles at which the whiskers of a box end.
@@ -48,12 +48,12 @@ def over_layers(
 
     axes = fig.subplots()
     figures.draw_boxes(axes, _values_by(rows, 0, 2), whiskers)
-    # Mark the given values.
+    # Mark values by horizontal lines.
     for k, (value, label) in enumerate(lines):
       dash = figures.DASHES[1 + k % 3]
       axes.axhline(value, color="0.3", linestyle=dash, lw=1, label=label)
     axes.set(xlabel=x, ylabel=quantity)
-    # A logarithmic axis suits ratios that differ much.
+    # Use a logarithmic axis for ratios that differ much.
     finite = [row[-1] for row in rows if math.isfinite(row[-1])]
     if ratio and finite and max(finite) > WIDE_RANGE * min(finite) > 0:
       axes.set_yscale("log")
@@ -69,7 +69,12 @@ def over_layers(
 def _values_by(
   rows: Iterable[Row], label: int, category: int
 ) -> dict[Any, dict[Any, list[float]]]:
-  """Returns the last column by two others: their places in a row."""
+  """Returns the values of the last column, grouped by two other columns.
+
+  Args:
+    rows: rows of a table.
+    label, category: indices of the columns to group by.
+  """
   return {
     key: {
       place: [row[-1] for row in at]
@@ -80,7 +85,7 @@ def _values_by(
 
 
 def parts(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns boxes of the entropies of heads and experts, a panel for each run.
+  """Returns the figure of entropies of heads and experts, a panel per run.
 
   Args:
     texts: texts of the figure.
@@ -90,7 +95,7 @@ def parts(texts: Texts, rows: Sequence[Row]) -> Figure:
   def paint(fig: Any, rows: Sequence[Row]) -> None:
     panels = _panels(fig, rows)
     for panel, run_rows in panels:
-      # Every head or expert has a box at each layer.
+      # Draw a box for every head or expert at each layer.
       by_part = _values_by(run_rows, 3, 2)
       figures.draw_boxes(panel, {f"{k + 1}": v for k, v in by_part.items()})
       panel.set_xlabel("layer")
@@ -103,7 +108,7 @@ def parts(texts: Texts, rows: Sequence[Row]) -> Figure:
 
 
 def _panels(fig: Any, rows: Iterable[Row]) -> list[tuple[Any, list[Row]]]:
-  """Returns a panel for each run, with its title, and the rows of the run."""
+  """Returns a titled panel for each run, with the rows of the run."""
   by_run = grouped(rows)
   panels = fig.subplots(1, len(by_run), squeeze=False, sharey=True)[0]
   for panel, run in zip(panels, by_run, strict=True):
@@ -124,18 +129,18 @@ def curves(
   *,
   markers: bool = True,
 ) -> Figure:
-  """Returns lines of several quantities over x, with bands over seeds.
+  """Returns the figure of several quantities over x, with bands over seeds.
 
   Args:
     texts: texts of the figure.
     rows: (run, seed, quantity, x, value).
     x: label of the horizontal axis, such as "step".
     panels: label of the vertical axis for each quantity.
-    markers: True to mark all points, however many.
+    markers: True to mark all points, even if there are many.
   """
   by_quantity = grouped(rows, 2)
   drawn = [key for key in panels if key in by_quantity]
-  # Four panels make a square; others stand in rows of three.
+  # Arrange four panels in a square, and other numbers in rows of three.
   num_columns = 2 if len(drawn) == 4 else min(len(drawn), 3) or 1
   num_rows = -(-len(drawn) // num_columns) or 1
 
@@ -143,15 +148,17 @@ def curves(
     axes = fig.subplots(num_rows, num_columns, squeeze=False).ravel()
     for unused in axes[len(drawn) :]:
       unused.remove()
+    # Draw a panel for each quantity.
     for panel, key in zip(axes, drawn, strict=False):
       by_run = grouped(by_quantity[key])
-      # Runs have one style in all panels.
+      # A run has the same style in all panels.
       for number, run in enumerate(grouped(rows)):
         if run in by_run:
           points = figures.averaged(by_run[run], 3, 4)
           figures.draw_line(panel, points, number, run, markers=markers)
       panel.set(xlabel=x, ylabel=panels[key])
-      if markers:  # A few places, each of which is there or not.
+      # Marked points have few places: put the ticks there.
+      if markers:
         places = sorted({row[3] for row in by_quantity[key]})
         panel.set_xticks(figures.evenly_spaced(places, MOST_TICKS))
         if len(places) == 1:
@@ -164,9 +171,9 @@ def curves(
 
 
 def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
-  """Returns distributions of weights, a panel per run and a line per layer.
+  """Returns the figure of expert weights, a panel per run, a line per layer.
 
-  The equal weight 1 / E is marked.
+  A dotted line marks the equal weight 1 / E.
 
   Args:
     texts: texts of the figure.
@@ -176,9 +183,9 @@ def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
 
   def paint(fig: Any, rows: Sequence[Row]) -> None:
     panels = _panels(fig, rows)
-    # Experts count from 0: E is the greatest number plus 1.
+    # Experts are numbered from 0: E is the largest number plus 1.
     equal = [1 / (1 + max(row[4] for row in of_run)) for _, of_run in panels]
-    # Panels share their bins, so that they compare.
+    # Use the same bins in all panels, so that panels can be compared.
     edges = _bin_edges([row[5] for row in rows], equal)
     for (panel, run_rows), weight in zip(panels, equal, strict=True):
       by_layer = grouped(run_rows, 2)
@@ -188,7 +195,7 @@ def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
         shares = np.full(len(values), 100 / len(values))
         step = {"histtype": "step", "linewidth": 1.5, **look}
         panel.hist(values, edges, weights=shares, **step)
-        # The legend shows lines instead of rectangles.
+        # Add an empty line, so that the legend shows lines, not rectangles.
         panel.plot([], [], label=f"layer {layer}", **look)
       panel.axvline(weight, color="0.3", lw=1, linestyle=":")
       panel.set_xlabel(quantity)
@@ -200,18 +207,18 @@ def histogram(texts: Texts, rows: Sequence[Row], quantity: str) -> Figure:
 
 
 def _bin_edges(values: Sequence[float], marked: Sequence[float]) -> np.ndarray:
-  """Returns edges of bins with the first marked value in the middle of one."""
+  """Returns edges of bins, with the first marked value centred in a bin."""
   low, high = min(*values, *marked), max(*values, *marked)
   pad = max(0.05 * (high - low), 0.02)
   width = (high - low + 2 * pad) / NUM_BINS
-  # Shift edges by half a width: the marked value is mid-bin.
+  # Shift the edges by half a width, which centres the marked value.
   first = math.floor((low - pad - marked[0]) / width) - 0.5
   count = math.ceil((high + pad - marked[0]) / width - first) + 1
   return marked[0] + width * (first + np.arange(count + 1))
 
 
 def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns distances of chosen pairs of tokens over layers, a row per run.
+  """Returns the figure of distances of token pairs over layers, a row per run.
 
   Args:
     texts: texts of the figure.
@@ -222,17 +229,18 @@ def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
 
   def paint(fig: Any, rows: Sequence[Row]) -> None:
     panels = fig.subplots(len(by_run), 2, squeeze=False, sharex="row")
+    # Draw both distances of a run next to each other, a line for each pair.
     for row, (run, run_rows) in zip(panels, grouped(rows).items(), strict=True):
       by_pair = grouped(run_rows, 1)
       for k, (axes, distance) in enumerate(zip(row, titles, strict=True)):
         for number, (pair, pair_rows) in enumerate(by_pair.items()):
           x, y = ([r[column] for r in pair_rows] for column in (2, 3 + k))
           axes.plot(x, y, label=figures.literal(pair), **figures.style(number))
-        # Where all distances are 0, the axis goes to 1.
+        # Begin the axis at 0; end it at 1 if all distances are 0.
         axes.set_ylim(0, 1.1 * max(r[3 + k] for r in run_rows) or 1)
         axes.set(xlabel="layer (0: embedding)", ylabel=distance, title=run)
         axes.xaxis.get_major_locator().set_params(integer=True)
-      # Every run has a legend: its tokens may be others.
+      # Draw a legend for every run, since runs may have different tokens.
       row[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "pair", "layer", *titles)
@@ -241,7 +249,7 @@ def pairs(texts: Texts, rows: Sequence[Row]) -> Figure:
 
 
 def _drawn_layers(rows: Iterable[Row]) -> dict[Any, dict[Any, list[Row]]]:
-  """Returns rows by run and layer: of the first, the last and some between.
+  """Returns the rows of evenly spaced layers, grouped by run and layer.
 
   Args:
     rows: (run, layer, ...).
@@ -257,41 +265,42 @@ def _drawn_layers(rows: Iterable[Row]) -> dict[Any, dict[Any, list[Row]]]:
 def _grid(
   fig: Any, rows: Iterable[Row]
 ) -> Iterator[tuple[Any, list[tuple[Any, Any, list[Row]]]]]:
-  """Yields each run with (layer, axes, rows) of its drawn layers.
+  """Yields each run with the (layer, axes, rows) of its drawn layers.
 
   Args:
-    fig: figure of matplotlib, which gets a row of panels for each run.
+    fig: figure of matplotlib, to which a row of panels is added for each run.
     rows: (run, layer, ...).
   """
   drawn = _drawn_layers(rows)
   panels = fig.subplots(len(drawn), _num_columns(drawn), squeeze=False)
   for across, (run, layers) in zip(panels, drawn.items(), strict=True):
-    # A run may have fewer layers to draw than another.
+    # Remove the panels of layers that a shallower run does not have.
     for unused in across[len(layers) :]:
       unused.remove()
     yield run, list(zip(layers, across, layers.values(), strict=False))
 
 
 def _num_columns(drawn: Mapping[Any, Mapping[Any, Any]]) -> int:
+  """Returns the largest number of drawn layers of a run."""
   return max(map(len, drawn.values()), default=1)
 
 
 def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns tokens in a plane, a row per run and a column per layer.
+  """Returns the figure of tokens in a plane, a row per run, a column per layer.
 
   Args:
     texts: texts of the figure.
-    rows: (run, layer, place, token, named, x, y); tokens with `named` 1 are in
-      the legend.
+    rows: (run, layer, place, token, named, x, y). Tokens with `named` = 1 are
+      listed in the legend.
   """
   drawn = _drawn_layers(rows)
 
   def paint(fig: Any, rows: Sequence[Row]) -> None:
     for run, layers in _grid(fig, rows):
-      # The same tokens are named in every layer: read the first.
+      # Read the named tokens from the first layer; all layers name the same.
       names = {row[2]: row[3] for row in layers[0][2] if row[4]}
       for layer, axes, points in layers:
-        # Each panel has its own scale, which stands above it.
+        # Scale each panel separately; the title states its width.
         reach = max(max(abs(p[5]), abs(p[6])) for p in points) or 1
         axes.grid(visible=False)
         limits = (-1.1 * reach, 1.1 * reach)
@@ -300,13 +309,13 @@ def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
         axes.set_title(f"{run}\n{place}, width {2.2 * reach:.3g}")
         x, y = ([p[k] for p in points] for k in (5, 6))
         axes.plot(x, y, "o", color="0.75", ms=3)
-        # Named tokens stand over the others.
+        # Draw the named tokens over the others.
         by_place = {p[2]: p for p in points}
         for number, (token_place, token) in enumerate(names.items()):
           if point := by_place.get(token_place):
             look = figures.style(number) | {"linestyle": "", "markersize": 6}
             axes.plot(*point[5:], label=figures.literal(token), **look)
-      # Every run has a legend: its tokens may be others.
+      # Draw a legend for every run, since runs may have different tokens.
       layers[-1][1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
   columns = ("run", "layer", "place", "token", "named", "x", "y")
@@ -315,7 +324,7 @@ def planes(texts: Texts, rows: Sequence[Row]) -> Figure:
 
 
 def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
-  """Returns attention matrices, a row per run and a column per layer.
+  """Returns the figure of attention matrices: rows are runs, columns layers.
 
   Args:
     texts: texts of the figure.
@@ -346,11 +355,11 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
 
 
 def _name_ticks(axes: Any, rows: Sequence[Row]) -> None:
-  """Names tokens along both axes of a map, every k-th if there are many.
+  """Names the tokens along both axes of a map, or every k-th token.
 
   Args:
     axes: axes of matplotlib.
-    rows: rows of one map, as `maps` takes them.
+    rows: rows of one map, in the format of `maps`.
   """
   queries = {row[2]: figures.literal(row[4]) for row in rows}
   keys = {row[3]: figures.literal(row[5]) for row in rows}
@@ -359,6 +368,7 @@ def _name_ticks(axes: Any, rows: Sequence[Row]) -> None:
     (keys, axes.set_xticks, {"rotation": 90}),
     (queries, axes.set_yticks, {}),
   ):
+    # Name at most `MOST_NAMED` tokens.
     shown = sorted(names)[:: -(-len(names) // MOST_NAMED)]
     set_ticks(shown, [names[place] for place in shown], **style, **more)
     axes.tick_params(length=0, pad=1)
@@ -367,7 +377,7 @@ def _name_ticks(axes: Any, rows: Sequence[Row]) -> None:
 def against(
   texts: Texts, rows: Sequence[Row], axes_of: Mapping[str, str], quantity: str
 ) -> Figure:
-  """Returns a score against sizes of the model, a panel for each size.
+  """Returns the figure of a score over sizes of the model, a panel per size.
 
   Args:
     texts: texts of the figure.
@@ -383,7 +393,7 @@ def against(
     panels = fig.subplots(1, len(drawn), squeeze=False, sharey=True)[0]
     for panel, size in zip(panels, drawn, strict=True):
       by_model = grouped(by_size[size])
-      # Models have one style in all panels.
+      # A model has the same style in all panels.
       for number, model in enumerate(grouped(rows)):
         if model in by_model:
           points = figures.averaged(by_model[model], 3, 4)

@@ -1,1 +1,1 @@
-"""Tables over finished runs, read from their workdirs."""
+"""Tables of finished runs, read from their workdirs, and of model costs."""

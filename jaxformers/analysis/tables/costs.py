@@ -1,4 +1,4 @@
-"""Parameters and operations of models at the sizes of a config."""
+"""Number of parameters and operations of models with the sizes of a config."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxformers.foundations.registry import choose, summarize
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
 
-# Largest ratio of parameters to the Transformer's (Long Range Arena, section
-# 3).
+# Largest allowed ratio of a model's parameters to the Transformer's (Long Range
+# Arena, section 3).
 MOST_PARAMETERS = 1.10
 Fields = dict[str, Any]
 NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")
@@ -24,10 +24,10 @@ SIZES = (*NUMBERS, "objective", "image")
 
 
 def parse_sizes(text: str) -> Fields:
-  """Returns the sizes of a task from "name=value,...".
+  """Returns the sizes of a task, parsed from "name=value,...".
 
   Raises:
-    UserError: for an unknown name, a wrong value, or a size that is missing.
+    UserError: for an unknown name, a wrong value, or a missing size.
   """
   sizes: Fields = {}
   for item in text.split(","):
@@ -45,7 +45,7 @@ def parse_sizes(text: str) -> Fields:
       raise UserError(f"--sizes {item}: write {name}=NUMBER.")
     else:
       sizes[name] = int(value)
-  # A language model predicts ids, and has no classes.
+  # A language model has no classes, because it predicts ids.
   if sizes.get("objective") == "language_model":
     sizes.setdefault("num_classes", 0)
   if missing := [name for name in NUMBERS[:3] if name not in sizes]:
@@ -54,7 +54,7 @@ def parse_sizes(text: str) -> Fields:
 
 
 def open_task_sizes(spec: str, overrides: Sequence[str] = ()) -> Fields:
-  """Returns the sizes of a config's task, whose data it opens."""
+  """Returns the sizes of a config's task, after opening the data."""
   config = RunConfig.from_dict(configs.load_with(spec, overrides))
   return tasks.get(config.task.name, **config.task_options).sizes()
 
@@ -62,23 +62,28 @@ def open_task_sizes(spec: str, overrides: Sequence[str] = ()) -> Fields:
 def rows(
   spec: str, names: list[str], sizes: Fields, overrides: Sequence[str] = ()
 ) -> list[Fields]:
-  """Returns the cost of each model, and its parameters over the Transformer's.
-
-  A model that cannot have these sizes has a row with the reason.
+  """Returns the cost of each model, relative to the Transformer as well.
 
   Args:
-    spec: path and arguments of a config without `model`, "path.py:key=value".
+    spec: path and arguments of a config, "path.py:key=value", without the
+      argument `model`.
     names: names of models.
     sizes: sizes of the task, as `models.build` takes them.
     overrides: fields of the config, such as "--config.model.d_model=64".
+
+  Returns:
+    Rows with the fields of `cost.Cost`, and `relative`, the ratio of parameters
+    to the Transformer's. If a model cannot be built with these sizes, its row
+    has the reason as `error`.
   """
   path, _, arg = spec.partition(":")
   costs = []
   for name in names:
-    # Load the config anew for each model.
+    # Load the config with the model as an argument.
     arguments = ",".join(filter(None, (arg, f"model={name}")))
     loaded = configs.load_with(f"{path}:{arguments}", overrides)
     config = RunConfig.from_dict(loaded)
+    # Build the model, or keep the reason why it cannot be built.
     try:
       model = build(**vars(config.model), **sizes)
     except UserError as error:
@@ -103,9 +108,9 @@ COLUMNS = (
 
 
 def cost_table(costs: list[Fields]) -> str:
-  """Returns the rows of `rows` as a Markdown table."""
+  """Returns the result of `rows` as a Markdown table."""
   lines = [
-    # A model that cannot be built has the reason instead of numbers.
+    # Print the reason instead of numbers for a model that cannot be built.
     (row["model"], row["error"], *[""] * 5)
     if "error" in row
     else (
@@ -123,11 +128,11 @@ def cost_table(costs: list[Fields]) -> str:
 
 
 def catalogue(names: Sequence[str]) -> str:
-  """Returns the names of models with mixer, block and a line on each."""
+  """Returns a Markdown table of models with mixer, block and description."""
   lines = []
   for name in names:
     variant = MODELS[name]
-    # List the options that define the variant, and its defaults.
+    # List the fixed options of the variant and its defaults.
     options = {**variant.fixed, **variant.defaults}
     listed = ", ".join(f"{key}={value}" for key, value in options.items())
     mixer = f"{variant.mixer} ({listed})" if listed else variant.mixer

@@ -1,4 +1,4 @@
-"""Depth compared with width at equal parameters, from the runs of a sweep.
+"""Comparison of depth with width at equal parameters, from runs of a sweep.
 
 Source: figure 2 of Levine et al. 2020, https://arxiv.org/abs/2006.12467.
 """
@@ -22,11 +22,11 @@ from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
-# Numbers of parameters that differ by a smaller share are called equal.
+# Relative difference below which numbers of parameters count as equal.
 SAME_SIZE = 0.1
 
-# Fields that may differ between runs that are compared: sizes, the rate, and
-# what changes no number.
+# Fields in which runs may differ and still be compared: sizes, learning rate,
+# and fields that do not change the numbers.
 COMPARABLE_FIELDS = (
   *configs.RESUMABLE_FIELDS,
   "seed",
@@ -44,16 +44,17 @@ Seeds = Mapping[int, Result]
 
 
 class Point(NamedTuple):
-  """Test loss of one depth and width over seeds.
+  """Test losses of one depth and width.
 
   Attributes:
     num_layers: depth L.
     d_model: width d.
     rate: peak learning rate.
-    losses: test loss of each seed, in nats per token.
-    tokens: number of tokens that were trained on.
-    epochs: number of times that these are the training text.
-    better: a rate that scored better on fewer seeds; 0 if there is none.
+    losses: test loss by seed, in nats per token.
+    tokens: number of training tokens of all steps.
+    epochs: number of passes over the training text.
+    better: a learning rate that scored better on fewer seeds; 0 if there is
+      none.
   """
 
   num_layers: int
@@ -66,7 +67,7 @@ class Point(NamedTuple):
 
   @property
   def parameters(self) -> int:
-    """Number of parameters besides the embedding, 12 L d^2."""
+    """Number of parameters without the embedding, 12 L d^2."""
     return 12 * self.num_layers * self.d_model**2
 
   @property
@@ -86,7 +87,8 @@ def _check_comparable(runs: Sequence[Result]) -> None:
   for run in runs:
     if run.get("metric") != "perplexity":
       raise UserError(
-        f"A run of {run['task']} has no loss per token: give language models."
+        f"A run of {run['task']} has no loss per token. Give runs of language "
+        "models."
       )
     # Compare configs field by field, and the data by their digests.
     task = run["task_description"].items()
@@ -95,6 +97,7 @@ def _check_comparable(runs: Sequence[Result]) -> None:
     for key, value in fields.items():
       if not key.startswith(COMPARABLE_FIELDS):
         values[key].add(json.dumps(value, sort_keys=True))
+  # List the fields that differ, with their values.
   differing = [
     f"\n  {key}: {', '.join(sorted(texts))}"
     for key, texts in values.items()
@@ -102,23 +105,23 @@ def _check_comparable(runs: Sequence[Result]) -> None:
   ]
   if differing:
     raise UserError(
-      "These runs cannot be compared: choose runs that agree in"
+      "These runs cannot be compared. Choose runs that agree in"
       + "".join(differing)
     )
 
 
 def select_points(runs: Iterable[Result]) -> list[Point]:
-  """Returns a point for every depth and width, at its tuned learning rate.
+  """Returns a point for every depth and width, at the tuned learning rate.
 
   Args:
     runs: contents of `results.json` of language models.
 
   Returns:
-    Points in the order of depth and width.
+    Points sorted by depth and width.
 
   Raises:
-    UserError: for other runs, or for runs that differ in more than sizes, seed
-      and learning rate.
+    UserError: if a run is not of a language model, or if runs differ in more
+      than sizes, seed and learning rate.
   """
   runs = list(runs)
   _check_comparable(runs)
@@ -135,8 +138,16 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
 def _select_point(
   num_layers: int, d_model: int, rates: Mapping[float, Seeds]
 ) -> Point:
-  """Returns the point of a shape with the most seeds, then the best score."""
-  # Python compares (number of seeds, mean score) from the left.
+  """Returns the point of one depth and width, at its best learning rate.
+
+  The best learning rate has the most seeds, and among these the best mean
+  selection score.
+
+  Args:
+    num_layers, d_model: depth and width.
+    rates: runs by learning rate and seed.
+  """
+  # Choose the largest pair (number of seeds, mean score).
   rate, best = max(
     rates.items(),
     key=lambda item: (
@@ -144,12 +155,12 @@ def _select_point(
       statistics.mean(run["selection_score"] for run in item[1].values()),
     ),
   )
-  # Note rates that scored better on the seeds that they share with it.
+  # Note rates that scored better on the seeds shared with the best rate.
   better = [other for other in rates if _scores_above(rates[other], best)]
-  # All runs of a point saw the same data.
+  # Take config and data from the first run, since all runs share them.
   first = next(iter(best.values()))
   config, description = first["config"], first["task_description"]
-  # Tokens of all steps, and how often they are the text.
+  # Count the tokens of all steps, and the passes over the text.
   length = config["task"]["max_len"]
   tokens = config["total_steps"] * config["batch_size"] * length
   epochs = tokens / (description["examples"]["train"] * length)
@@ -159,24 +170,26 @@ def _select_point(
 
 
 def _scores_above(seeds: Seeds, best: Seeds) -> bool:
-  """True if runs scored better than the best ones on the seeds of both."""
+  """Returns True if runs score better than the best ones on shared seeds."""
   gaps = [
     seeds[seed]["selection_score"] - best[seed]["selection_score"]
     for seed in seeds.keys() & best.keys()
   ]
-  # Without a shared seed the sum is 0, and the rate is not called better.
+  # The sum is 0 if no seed is shared, and the result is False.
   return sum(gaps) > 0
 
 
 class Pair(NamedTuple):
-  """A deeper and a shallower network with as many parameters.
+  """Deeper and shallower network with equal numbers of parameters.
 
   Attributes:
     shallow: point of the network with fewer layers.
     deep: point of the network with more layers.
-    gain: loss of `shallow` less that of `deep`; above 0 depth is better.
-    error: standard error of the gain; NaN if either has one seed.
-    margin: half the 95 % interval of the gain, by Welch's t; NaN with `error`.
+    gain: loss of `shallow` minus loss of `deep`. If the gain is positive, the
+      deeper network is better.
+    error: standard error of the gain; NaN if either network has one seed.
+    margin: half the 95 % confidence interval of the gain, by Welch's t; NaN if
+      `error` is.
   """
 
   shallow: Point
@@ -187,48 +200,51 @@ class Pair(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Conclusion that the seeds allow at 95 %, of this pair alone."""
+    """Conclusion at the 95 % level, not corrected for several pairs."""
     if math.isnan(self.error):
       return "one seed: no verdict"
     if abs(self.gain) <= self.margin:
-      return "not told apart"
+      return "no significant difference"
     return "deeper is better" if self.gain > 0 else "wider is better"
 
 
 def pairs(points: Sequence[Point]) -> list[Pair]:
   """Returns the pairs of nearly equal parameters and different depth.
 
-  They are in the order of their size, and then of their depths.
+  The pairs are sorted by size, and then by depth.
   """
   ordered = list(itertools.chain(*_by_size(points)))
   deeper = sorted(points, key=lambda point: point.num_layers)
   return [
     Pair(shallow, deep, shallow.mean - deep.mean, *_welch(shallow, deep))
     for shallow, deep in itertools.product(ordered, deeper)
-    # For sizes that are nearly equal this is the share that they differ by.
+    # The log of the ratio is about the relative difference of the sizes.
     if abs(math.log(shallow.parameters / deep.parameters)) < SAME_SIZE
     and shallow.num_layers < deep.num_layers
   ]
 
 
 def _welch(*points: Point) -> tuple[float, float]:
-  """Returns the standard error of a difference of means, and the margin.
+  """Returns standard error and margin of a difference of means.
 
-  Source: Welch 1947; the margin is half the 95 % interval.
+  The margin is half the 95 % confidence interval.
+
+  Source: Welch 1947.
   """
   error = math.sqrt(sum(p.deviation**2 / len(p.losses) for p in points))
   if not error > 0:  # One seed, or seeds that do not differ.
     return error, error
+  # Multiply the standard error by the 97.5 % quantile of Student's t.
   losses = (list(p.losses.values()) for p in points)
   welch = scipy.stats.ttest_ind(*losses, equal_var=False)
   return error, float(scipy.stats.t.ppf(0.975, welch.df)) * error
 
 
 def _by_size(points: Sequence[Point]) -> list[list[Point]]:
-  """Groups points of nearly equal parameters, the smallest first."""
+  """Returns groups of points of nearly equal parameters, smallest first."""
   sizes: list[list[Point]] = []
   for point in sorted(points, key=lambda p: p.parameters):
-    # A group reaches to `SAME_SIZE` above its smallest point.
+    # A group extends to `SAME_SIZE` above its smallest point.
     smallest = sizes[-1][0].parameters if sizes else 0
     if smallest and point.parameters / smallest < 1 + SAME_SIZE:
       sizes[-1].append(point)
@@ -255,7 +271,8 @@ PAIR_COLUMNS = (
 
 
 def markdown(points: Sequence[Point]) -> str:
-  """Returns the points and their pairs as two tables in Markdown."""
+  """Returns the points and their pairs as two Markdown tables."""
+  # Write the table of points, and notes on their learning rates.
   lines = [
     (
       f"{p.parameters / 1e6:.2f}",
@@ -271,11 +288,11 @@ def markdown(points: Sequence[Point]) -> str:
   text += ["", f"{points[0].tokens:,} tokens, {points[0].epochs:.2g} epochs."]
   text += [
     f"L = {p.num_layers}, d = {p.d_model}: learning rate {p.better:g} scored "
-    "better on the selection split, on the seeds that it has."
+    "better on the selection split, on the seeds that were run with it."
     for p in points
     if p.better
   ]
-  # Compare the pairs of equal size and different depth.
+  # Write the table of pairs of equal size and different depth.
   compared = [
     (
       f"{pair.shallow.parameters / 1e6:.2f}",
@@ -297,10 +314,11 @@ def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
   lines = figures.grouped(rows)
   for number, (label, line_rows) in enumerate(lines.items()):
     points = figures.averaged(line_rows, 4, 5)
-    # Lines are shifted, so that bars at equal parameters can be told apart.
+    # Shift the lines, so that bars at equal parameters do not overlap.
     shift = 1 + 0.012 * (number - (len(lines) - 1) / 2)
     shifted = points._replace(x=[count * shift for count in points.x])
     figures.draw_error_bars(axes, shifted, number, label)
+  # Label the axes, with ticks in millions of parameters.
   axes.set_xscale("log")
   axes.set_xticks(ticks, [f"{count / 1e6:.2g} M" for count in ticks])
   axes.minorticks_off()
@@ -310,7 +328,7 @@ def _paint(ticks: Sequence[float], fig: Any, rows: list[figures.Row]) -> None:
 
 
 def figure(points: Sequence[Point], name: str = "depth") -> figures.Figure:
-  """Returns the loss over parameters, a line for each depth.
+  """Returns the figure of losses over parameters, a line for each depth.
 
   Args:
     points: result of `select_points`.
@@ -321,17 +339,16 @@ def figure(points: Sequence[Point], name: str = "depth") -> figures.Figure:
     for p in points
     for seed, loss in sorted(p.losses.items())
   ]
-  # Ticks stand at the smallest network of each size.
+  # Put a tick at the smallest network of each size.
   ticks = [size[0].parameters for size in _by_size(points)]
   seeds = sorted({len(p.losses) for p in points})
   return figures.Figure(
     name,
     "Depth against width",
     "Test loss of decoders of several depths over 12 L d^2, at the learning "
-    "rate tuned on the selection split; bars are one deviation over "
-    f"{' or '.join(map(str, seeds))} seeds, {points[0].tokens:,} tokens "
-    f"trained on, {points[0].epochs:.2g} epochs (Levine et al. 2020, figure "
-    "2).",
+    "rate tuned on the selection split. Bars are one deviation over "
+    f"{' or '.join(map(str, seeds))} seeds. Training: {points[0].tokens:,} "
+    f"tokens, {points[0].epochs:.2g} epochs (Levine et al. 2020, figure 2).",
     ("depth", "seed", "d", "learning rate", "12 L d^2", "test loss, nats"),
     rows,
     functools.partial(_paint, ticks),

@@ -1,11 +1,11 @@
-"""Numbers of the papers' tables, and the runs with which they compare."""
+"""Published tables, and the conditions under which a run compares with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# Scores that are shown as they are.
+# Scores that are not shares, and are not shown in percent.
 NO_SHARES = ("perplexity", "mce", "gradient_cosine")
 
 
@@ -13,8 +13,8 @@ class Training(NamedTuple):
   """Length of a published training.
 
   Attributes:
-    steps: training steps.
-    batch_size: examples of a step.
+    steps: number of training steps.
+    batch_size: number of examples of a step.
   """
 
   steps: int
@@ -22,23 +22,23 @@ class Training(NamedTuple):
 
 
 class Column(NamedTuple):
-  """A column of a table: the score of a task on its published test examples.
+  """Column of a published table: a score of a task on its test examples.
 
   Attributes:
     title: title of the column.
     task: name of the task.
-    score: name of the score in `results.json`, or in `scores.json`.
+    score: name of the score in `results.json` or `scores.json`.
     examples: number of test examples; 0 for any.
     length: number of tokens that the published models read; 0 for any.
     options: published values of the task's options that change the examples.
     source: text that the name of the data must contain.
-    command: command that computes the score, in `console.COMMANDS`, and writes
-      it to `scores.json`; "" for the score that training ends with.
-    how: how the published score was made, as the command records it; {} for
-      any.
-    shown: names in `how` in which a score must agree to be shown at all.
+    command: name in `console.COMMANDS` of the command that computes the score
+      and writes it to `scores.json`; "" for the score at the end of training.
+    how: settings with which the published score was computed, as the command
+      records them; {} for any.
+    shown: names in `how`. A score that differs in one of them is not shown.
     training: length of the published training; None for any.
-    digits: decimals of the numbers.
+    digits: number of decimals.
   """
 
   title: str
@@ -56,33 +56,34 @@ class Column(NamedTuple):
 
   @property
   def scale(self) -> float:
-    """Factor of a score in the table: 100 for shares, shown in percent."""
+    """Factor of a score in the table: 100 for shares (percent), else 1."""
     return 1.0 if self.score in NO_SHARES else 100.0
 
 
 class Table(NamedTuple):
-  """A published table.
+  """Published table.
 
   Attributes:
-    name: short name, for files.
-    title: paper, number and subject.
+    name: short name, used for files.
+    title: paper, number and subject of the table.
     columns: columns with numbers.
-    scores: numbers by row, in the order of the columns; None for no number. A
-      row is named after the model, unless `rows` has its fields.
-    protocols: protocols under which runs compare.
-    own_protocols: protocols of single models, where they differ.
-    rows: fields of the config, by dotted name, that a run of the row has. A
-      value of True or False stands for any that is or is not empty, and a
-      tuple for any in it; None is a field that the config leaves out.
-    has_average: True for a column with the mean of all.
+    scores: published numbers by row, in the order of the columns; None for no
+      number. The name of a row is the name of the model, unless `rows` defines
+      the row.
+    protocols: protocols under which runs compare with the table.
+    own_protocols: protocols of single models that differ from `protocols`.
+    rows: fields of the config that identify the runs of a row, by row and
+      dotted name. True stands for any non-empty value, False for any empty
+      value, a tuple for any of its entries, and None for a missing field.
+    has_average: True to add a column with the mean of all columns.
     deviations: standard deviations of the scores over `RUNS` runs, by row.
-    fields: fields of the config, by row and dotted name, that a run must have
-      to compare, where they do not name its row.
-    trainings: lengths of training by row and title of the column, where the
-      column's length does not hold.
-    is_pretrained: True if the published models begin with trained weights.
-    remarks: reasons, by row, why its numbers do not compare with any.
-    has_others: True to show our other models of its tasks, too.
+    fields: further fields of the config that a run must have to compare with
+      the row, by row and dotted name, in the format of `rows`.
+    trainings: lengths of training by row and title of the column, if they
+      differ from the column's `training`.
+    is_pretrained: True if the published models start from trained weights.
+    remarks: reasons why the numbers of a row compare with no run, by row.
+    has_others: True to show our other models of the same tasks as well.
   """
 
   name: str
@@ -101,19 +102,25 @@ class Table(NamedTuple):
   has_others: bool = True
 
 
-RUNS = 5  # Runs of each deviation in NeuTRENO's tables 9 to 11.
+RUNS = 5  # Number of runs behind a deviation in NeuTRENO's tables 9 to 11.
 
 
 def _trained(
   *columns: Column, **trainings: tuple[int, int]
 ) -> tuple[Column, ...]:
-  """Returns columns with lengths of training, (steps, batch size) by task."""
+  """Returns columns with their lengths of training.
+
+  Args:
+    *columns: columns without a length.
+    **trainings: (steps, batch size), by task.
+  """
   return tuple(
     column._replace(training=Training(*trainings[column.task]))
     for column in columns
   )
 
 
+# Tasks of the Long Range Arena, with the options that the papers use.
 LISTOPS = Column(
   "ListOps",
   "listops",
@@ -143,11 +150,11 @@ PATHX = Column(
   examples=20_000,
   options={"difficulty": "hard", "resolution": 128},
 )
-# 300 epochs of 1,281,167 images, and a third of them for an adapted model.
+# DeiT: 300 epochs of 1,281,167 images. An adapted model takes a third of them.
 DEIT_TRAINING = Training(375_600, 1_024)
 ADAPTATION = Training(125_200, 1_024)
 TOP_1 = Column("top-1", "imagenet2012", examples=50_000, training=DEIT_TRAINING)
-# 64 epochs of 20,210 scenes; windows of 512 that move by 480.
+# Segmenter: 64 epochs of 20,210 scenes, with windows of 512 and stride 480.
 MEAN_IOU = Column(
   "mIoU, one scale",
   "ade20k",
@@ -158,6 +165,7 @@ MEAN_IOU = Column(
   how={"split": "test", "stride": 480, "scales": [1.0], "flip": False},
   training=Training(161_664, 8),
 )
+# Scales of Segmenter's multi-scale evaluation.
 SCALES = [0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 MEAN_IOUS = (
   MEAN_IOU,
@@ -167,6 +175,7 @@ MEAN_IOUS = (
     shown=("scales", "flip"),
   ),
 )
+# Perplexity per word, with windows of 256 tokens that advance by one token.
 PERPLEXITY = Column(
   "test perplexity",
   "language",
@@ -179,7 +188,7 @@ PERPLEXITY = Column(
   training=Training(500_000, 96),
 )
 
-# Number of experts, and orthogonal matrices everywhere in the layers.
+# TransJect's models: four experts, and orthogonal matrices in whole layers.
 TRANSJECT_FIELDS: Mapping[str, Mapping[str, Any]] = {
   **{
     name: {"model.mixer.num_experts": (None, 4)}
@@ -191,10 +200,11 @@ TRANSJECT_FIELDS: Mapping[str, Mapping[str, Any]] = {
   },
 }
 
+# Tables 1 and 2 of TransJect.
 TRANSJECT_1 = Table(
   "transject_1",
   "TransJect, table 1: short text",
-  # 30 epochs at most, of 25,000 reviews and 120,000 articles.
+  # At most 30 epochs of 25,000 reviews and of 120,000 articles.
   _trained(
     Column("IMDb", "imdb", examples=25_000, length=512),
     Column("AG's News", "ag_news", examples=7_600, length=512),
@@ -213,7 +223,7 @@ TRANSJECT_1 = Table(
   ("paper",),
   fields=TRANSJECT_FIELDS,
 )
-# The baselines' numbers are those of Chen et al. 2021, in Skyformer's code.
+# The paper takes the baselines' numbers from Chen et al. 2021 (Skyformer).
 TRANSJECT_2 = Table(
   "transject_2",
   "TransJect, table 2: Long Range Arena",
@@ -244,12 +254,12 @@ TRANSJECT_2 = Table(
     "random_transject": (40.1, 64.6, 80.2, 72.6, 40.2),
   },
   ("paper", "skyformer"),
-  # They pool otherwise than the baselines.
+  # TransJect's models pool differently from the baselines.
   dict.fromkeys(("transject", "random_transject"), ("paper",)),
   has_average=True,
   fields=TRANSJECT_FIELDS,
 )
-# Of the leaderboard in LRA's repository. No model is above chance on Path-X.
+# Leaderboard in the repository of LRA. No model is above chance on Path-X.
 LRA = Table(
   "lra",
   "Long Range Arena (Tay et al. 2021)",
@@ -281,7 +291,7 @@ LRA = Table(
   ("lra",),
   has_average=True,
 )
-# Steps and batch size of the papers' own training, in the order of the columns.
+# Steps and batch sizes of the training in each paper, in the order of columns.
 _STATE_SPACES: Mapping[str, tuple[tuple[int, int], ...]] = {
   "s4d": (
     (120_000, 32),
@@ -322,8 +332,8 @@ STATE_SPACES = Table(
   "Long Range Arena: state spaces and recurrences, by their papers; mamba "
   "and rglru (Griffin) by others",
   _STATE_SPACE_TASKS,
-  # S4: its repository. S4D: Gu et al. 2022. LRU: table 3, whose Image is in
-  # colour. Mamba: MetaLA's table 7. Griffin: that of MS-SSM.
+  # Sources. S4: its repository. S4D: Gu et al. 2022. LRU: table 3, with Image
+  # in colour. Mamba: table 7 of MetaLA. Griffin: table of MS-SSM.
   {
     "s4": (59.5, 86.5, 91.0, 88.5, 94.0, 96.0),
     "s4d": (60.47, 86.18, 89.46, 88.19, 93.06, 91.95),
@@ -373,7 +383,13 @@ STATE_SPACES = Table(
 
 
 def _deit(width: int, model: str, **fields: Any) -> dict[str, Any]:
-  """Returns the fields of an encoder of DeiT in a table of NeuTRENO."""
+  """Returns the fields of a row of NeuTRENO's tables of DeiT encoders.
+
+  Args:
+    width: width of the model.
+    model: name of the model.
+    **fields: other fields of the config, by dotted name.
+  """
   features = {"model.mixer.feat_scale": False, "pretrained": False}
   return {"model.d_model": width, "model.name": model, **features, **fields}
 
@@ -381,8 +397,9 @@ def _deit(width: int, model: str, **fields: Any) -> dict[str, Any]:
 _SCALED = {"model.mixer.feat_scale": True}
 _SYMMETRIC = "symmetric_transformer"
 _FIDELITY = "model.mixer.fidelity"
-# lambda of a model: None is its default.
+# NeuTRENO's lambda. None stands for the default.
 _LAMBDA = {_FIDELITY: (None, 0.6)}
+# Tables of NeuTRENO, by number.
 NEUTRENO_1 = Table(
   "neutreno_1",
   "NeuTRENO, table 1: ImageNet, DeiT-tiny",
@@ -402,7 +419,7 @@ NEUTRENO_1 = Table(
     "DeiT + FeatScale": _deit(192, "transformer", **_SCALED),
     "NeuTRENO + FeatScale": _deit(192, "neutreno", **_SCALED),
   },
-  # Table 9.
+  # Source: table 9 of the paper.
   deviations={
     "DeiT": (0.07, 0.04),
     "NeuTRENO": (0.09, 0.05),
@@ -423,7 +440,7 @@ NEUTRENO_2 = Table(
   MEAN_IOUS,
   {"transformer": (35.72, 36.68), "neutreno": (37.24, 38.06)},
   ("paper",),
-  # Table 10.
+  # Source: table 10 of the paper.
   deviations={"transformer": (0.57, 0.42), "neutreno": (0.62, 0.54)},
   fields={"neutreno": _LAMBDA},
   is_pretrained=True,
@@ -439,10 +456,11 @@ NEUTRENO_3 = Table(
   ),
   {"transformer": (33.15, 34.29), "neutreno": (32.60, 33.70)},
   ("jaxformers",),
-  # Table 11.
+  # Source: table 11 of the paper.
   deviations={"transformer": (0.07, 0.09), "neutreno": (0.08, 0.07)},
   fields={"neutreno": {_FIDELITY: (None, 0.4)}},
 )
+# Cosines are averaged over layers and 1,000 samples.
 _COSINE = Column(
   "test data",
   "imagenet2012",
@@ -473,7 +491,7 @@ NEUTRENO_4 = Table(
     "DeiT": NEUTRENO_1.rows["DeiT"],
   },
   remarks={
-    "Sym-DeiT": "1 by construction, because its queries are its keys; the "
+    "Sym-DeiT": "1 by construction, because its queries are its keys, so the "
     "paper's number must be another quantity"
   },
 )
@@ -516,7 +534,7 @@ NEUTRENO_7 = Table(
   },
   fields={"NeuTRENO-small": _LAMBDA},
 )
-# The paper says no more of its training than that both models share it.
+# The paper says only that both models are trained in the same way.
 NEUTRENO_8 = Table(
   "neutreno_8",
   "NeuTRENO, table 8: CIFAR-10, attention with a kernel",
@@ -533,6 +551,7 @@ NEUTRENO_8 = Table(
   },
   has_others=False,
 )
+# Robustness is scored on separate sets of images, each with its own column.
 _ACCURACY = Column(
   "",
   "imagenet2012",
@@ -559,8 +578,8 @@ NEUTRENO_12 = Table(
   rows={name: NEUTRENO_1.rows[name] for name in ("DeiT", "NeuTRENO")},
   fields={"NeuTRENO": _LAMBDA},
 )
-# (lambda, mean IoU, the same with scales and flips). The lambdas are lost from
-# the paper's text: these are our reading, in which 0.6 has table 2's numbers.
+# (lambda, mean IoU, mean IoU with scales and flips). The lambdas are missing in
+# the paper's text. We infer them, so that 0.6 has the numbers of table 2.
 _BY_LAMBDA = (
   (0.1, 34.94, 35.53),
   (0.2, 35.60, 36.45),
@@ -592,6 +611,7 @@ NEUTRENO_13 = Table(
   },
   is_pretrained=True,
 )
+# All tables, in the order in which they are shown.
 TABLES = (
   TRANSJECT_1,
   TRANSJECT_2,

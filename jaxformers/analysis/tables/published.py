@@ -1,4 +1,4 @@
-"""The papers' tables (`papers.py`) with our runs beside their numbers."""
+"""Compares our runs with the tables of the papers (`papers.py`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jaxformers.analysis.tables.papers import RUNS, TABLES, Column, Table
 from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 
-# Under this protocol a model has sizes of its own on every task.
+# Protocol under which the sizes of a model depend on the task.
 SIZES_BY_TASK = "lra"
-# Share by which two lengths of training may differ that count as the same.
+# Largest relative difference of two lengths of training that count as equal.
 SAME_LENGTH = 0.01
 
 
@@ -22,11 +22,12 @@ class Score(NamedTuple):
   """Score of one recipe over its seeds.
 
   Attributes:
-    mean, deviation: score as the table shows it; the deviation of one seed is
-      NaN.
+    mean, deviation: score in the units of the table. The deviation of a single
+      seed is NaN.
     seeds: number of seeds.
-    examples: number of test examples of an accuracy; 0 for another score.
-    mismatch: reason why the paper's number does not compare; "" if it does.
+    examples: number of test examples of an accuracy; 0 for other scores.
+    mismatch: reason why the score does not compare with the paper's number; ""
+      if it does.
   """
 
   mean: float
@@ -38,18 +39,20 @@ class Score(NamedTuple):
   def difference(
     self, printed: float, deviation: float = 0.0
   ) -> tuple[float, float]:
-    """Returns our mean less the paper's, and the same in standard errors.
+    """Returns our mean minus the paper's, absolute and in standard errors.
 
-    The error has three parts: the spread of our seeds, which one seed has not,
-    the spread of the paper's `RUNS` runs, and the binomial deviation of two
-    accuracies over the test examples. It is NaN if there is none.
+    The variance has three parts: the variance of the mean over our seeds (if
+    there are several), the variance of the mean over the paper's `RUNS` runs,
+    and the binomial variance of both accuracies over the test examples. The
+    difference in standard errors is NaN if the variance is 0.
 
     Args:
-      printed: number of the paper.
+      printed: the paper's number.
       deviation: the paper's deviation over its runs; 0 if it prints none.
     """
     variance = self.deviation**2 / self.seeds if self.seeds > 1 else 0.0
     variance += deviation**2 / RUNS
+    # Binomial variance of an accuracy p in percent: p (100 - p) / examples.
     if self.examples:
       shares = sum(p * (100 - p) for p in (self.mean, printed))
       variance += shares / self.examples
@@ -61,11 +64,12 @@ class Row(NamedTuple):
   """Scores of a model under one recipe.
 
   Attributes:
-    name: name of the row: of a model, or as the paper's table has it.
-    label: layers, width and protocol of our runs; "" if we have none.
-    theirs: the paper's numbers by title of the column; {} if it has none.
-    deviations: the paper's deviations by title of the column; {} if none.
-    ours: our scores by title of the column.
+    name: name of the model, or name of the row in the paper's table.
+    label: layers, width and protocol of our runs; "" without runs.
+    theirs: the paper's numbers, by title of the column; {} without numbers.
+    ours: our scores, by title of the column.
+    deviations: the paper's deviations, by title of the column; {} without
+      deviations.
   """
 
   name: str
@@ -76,18 +80,24 @@ class Row(NamedTuple):
 
 
 class Filled(NamedTuple):
-  """A published table with our runs beside it."""
+  """Published table with the scores of our runs.
+
+  Attributes:
+    table: the published table.
+    rows: rows with the paper's numbers and our scores.
+  """
 
   table: Table
   rows: list[Row]
 
 
 class Measured(NamedTuple):
-  """A score of a run.
+  """Score of a run.
 
   Attributes:
     value: the score.
-    how: how it was made, by name: split, stride, scales and such.
+    how: settings with which the score was computed, such as split, stride and
+      scales.
     examples: number of examples that were scored.
   """
 
@@ -97,24 +107,27 @@ class Measured(NamedTuple):
 
 
 def measured(run: Result, column: Column) -> Measured | None:
-  """Returns the score of a run that is most like a column's, or None.
+  """Returns the score of a run for a column, or None if there is none.
+
+  A score that was computed with the settings of the column is preferred.
 
   Args:
-    run: content of `results.json`, with `scores` of `scores.json`.
+    run: content of `results.json`, with `scores` from `scores.json`.
     column: column of a table.
   """
   candidates = []
-  # Scores of training come first, which a tie prefers.
+  # Put the score of training first, which wins a tie.
   if column.score in run:
     how = _how_training_scores(run)
     candidates.append(Measured(run[column.score], how, run.get("examples", 0)))
   for record in run.get("scores", ()):
-    # A checkpoint that is not the best any more has other scores.
+    # Skip scores of a checkpoint that is no longer the best one.
     is_best = record["step"] == run.get("best_step", record["step"])
     is_asked = record["command"] == column.command and is_best
     if is_asked and column.score in record["scores"]:
       value = record["scores"][column.score]
       candidates.append(Measured(value, record["how"], record["examples"]))
+  # Drop scores that differ in a setting of `shown`.
   if column.command:
     candidates = [
       score
@@ -125,13 +138,16 @@ def measured(run: Result, column: Column) -> Measured | None:
 
 
 def _how_training_scores(run: Result) -> dict[str, Any]:
-  """Returns how the score at the end of training was made."""
+  """Returns the settings of the score at the end of training."""
   how = {k: v for k, v in run.get("scored", {}).items() if k != "epochs"}
   return {"split": "test", **how}
 
 
 def mismatch(run: Result, column: Column, table: Table) -> str:
-  """Returns why a run does not compare with a column; "" if it does."""
+  """Returns the reasons why a run does not compare with a column.
+
+  The result is "" if the run compares with it.
+  """
   protocol = run["protocol"]
   protocols = table.own_protocols.get(run["model"], table.protocols)
   row = row_name(run, table)
@@ -141,13 +157,14 @@ def mismatch(run: Result, column: Column, table: Table) -> str:
     reasons.append(remark)
   if protocol not in protocols:
     reasons.append(f"protocol {protocol}, not {' or '.join(protocols)}")
+  # Compare whether training starts from trained weights.
   is_asked = table.is_pretrained or "pretrained" in table.rows.get(row, {})
   pretrained = run["config"].get("pretrained")
   if pretrained and not is_asked:
     reasons.append("begins with trained weights")
   elif table.is_pretrained and pretrained == "":
     reasons.append("begins without trained weights")
-  # Compare how the score was made.
+  # Compare the settings of the score.
   if score and column.command and dict(score.how) != dict(column.how):
     reasons.append(_describe_difference(score.how, column.how))
   # Compare the number of test examples and their length.
@@ -159,13 +176,14 @@ def mismatch(run: Result, column: Column, table: Table) -> str:
     reasons.append(f"{cut}, not {column.length:,}")
   if column.source not in run["data"].get("source", ""):
     reasons.append(f"{run['data'].get('source')}, not {column.source}")
-  # An option that the config lacks counts as the published one.
+  # Compare the task's options; a missing option counts as the published one.
   options = run["config"]["task"]
   reasons += [
     f"{name}={options[name]}, not {value}"
     for name, value in column.options.items()
     if options.get(name, value) != value
   ]
+  # Compare the fields of the config, and the length of training.
   fields = configs.flatten(run["config"])
   reasons += [
     f"{name.rpartition('.')[2]}={fields.get(name)}, not {_any_of(value)}"
@@ -178,7 +196,7 @@ def mismatch(run: Result, column: Column, table: Table) -> str:
 def _describe_difference(
   how: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> str:
-  """Returns in which entries two ways to make a score differ."""
+  """Returns the difference between two settings of a score, in words."""
 
   def listed(entries: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     parts = [f"{k}={v}" for k, v in entries.items() if others.get(k) != v]
@@ -190,12 +208,12 @@ def _describe_difference(
 def _training_differs(
   run: Result, column: Column, table: Table, row: str
 ) -> list[str]:
-  """Returns the reason if a run was trained for longer or shorter, or []."""
+  """Returns the reason if the length of training differs, or []."""
   trainings = table.trainings.get(row, {})
   wanted = trainings.get(column.title, column.training)
   config = run["config"]
   steps, batch_size = config.get("total_steps"), config.get("batch_size")
-  # A length that the config lacks counts as the published one.
+  # A missing length counts as the published one.
   if wanted is None or steps is None or batch_size is None:
     return []
   ratio = steps * batch_size / (wanted.steps * wanted.batch_size)
@@ -206,20 +224,24 @@ def _training_differs(
 
 
 def _agrees(field: Any, value: Any) -> bool:
-  """Returns True if a field of a config has a value of `Table.rows`."""
+  """Returns True if the field of a config agrees with a value of `rows`."""
   if isinstance(value, tuple):
     return field in value
   return bool(field) == value if isinstance(value, bool) else field == value
 
 
 def _any_of(value: Any) -> str:
-  """Returns a value of `Table.rows` in words."""
+  """Returns a value of `Table.rows` in words, such as "1 or 2"."""
   values = value if isinstance(value, tuple) else (value,)
   return " or ".join(str(v) for v in values if v is not None)
 
 
 def row_name(run: Result, table: Table) -> str:
-  """Returns the name of the row of a run: its model, or one of `table.rows`."""
+  """Returns the name of a run's row in a table.
+
+  The name is a key of `table.rows` whose fields agree, or the run's model. A
+  model with rows of which none agrees gets the suffix "otherwise".
+  """
   if not table.rows:
     return str(run["model"])
   fields = configs.flatten(run["config"])
@@ -231,23 +253,25 @@ def row_name(run: Result, table: Table) -> str:
 
 
 def fill(table: Table, runs: Sequence[Result]) -> Filled:
-  """Returns the paper's rows in its order, and then our other models.
+  """Returns a table with the paper's rows, followed by our other models.
 
-  Each of our recipes is a row. Recipes of several tasks share a row if their
-  layers, width and protocol agree; under the protocol "lra", whose models have
-  other sizes on every task, if their protocol agrees.
+  Each of our recipes is a row. Recipes of different tasks share a row if their
+  layers, width and protocol agree. Under the protocol "lra", in which sizes
+  depend on the task, recipes share a row if the protocol agrees.
 
   Args:
     table: published table.
-    runs: contents of `results.json`; those of other tasks are left out.
+    runs: contents of `results.json`. Runs of other tasks are ignored.
   """
   rows: dict[str, list[Row]] = {name: [] for name in table.scores}
   for column in table.columns:
+    # Group the runs of the column's task by recipe.
     fitting = (
       r for r in runs if r["task"] == column.task and measured(r, column)
     )
     for by_seed in results.by_seed(fitting):
       first, scores = _score_alike(list(by_seed.values()), column)
+      # Find the row of the recipe by its name and label.
       name = row_name(first, table)
       if name not in table.scores and not table.has_others:
         continue
@@ -255,7 +279,7 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
       if first["protocol"] == SIZES_BY_TASK:
         label = f"{SIZES_BY_TASK}'s sizes, {SIZES_BY_TASK}"
       of_model = rows.setdefault(name, [])
-      # A second recipe of the same sizes stands in a row of its own.
+      # A second recipe with the same label gets a new row.
       free = (r for r in of_model if r.label == label)
       row = next((r for r in free if column.title not in r.ours), None)
       if row is None:
@@ -267,7 +291,7 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
         scores[0].examples if column.score.startswith("accuracy") else 0,
         mismatch(first, column, table),
       )
-  # A model that we have not run has a row, too.
+  # Add the paper's numbers; a model that we have not run keeps its row.
   filled = []
   for name, of_model in rows.items():
     numbers = zip(table.columns, table.scores.get(name, ()), strict=False)
@@ -282,10 +306,10 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
 def _score_alike(
   seeds: Sequence[Result], column: Column
 ) -> tuple[Result, list[Measured]]:
-  """Returns the scores of seeds that were made in one way, and the first run.
+  """Returns the first run and the scores that share its settings.
 
-  Of several ways it is the published one, if any seed has it. Seeds of a recipe
-  share protocol and test examples.
+  If the seeds were scored with different settings, the published settings are
+  preferred. Seeds of a recipe share protocol and test examples.
   """
   pairs = [(run, score) for run in seeds if (score := measured(run, column))]
   first, chosen = min(pairs, key=lambda pair: pair[1].how != column.how)
@@ -293,7 +317,13 @@ def _score_alike(
 
 
 def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
-  """Returns the paper's number, and ours with the difference."""
+  """Returns the paper's number, and our score with the difference.
+
+  Args:
+    row: row of the table.
+    column: column of the table.
+    plus: sign between mean and deviation.
+  """
   title, digits = column.title, column.digits
   theirs, ours = row.theirs.get(title), row.ours.get(title)
   deviation = row.deviations.get(title, 0.0)
@@ -303,7 +333,7 @@ def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
   if ours is None:
     return printed, ""
   text = plus_minus(ours.mean, ours.deviation, digits, plus)
-  # A star instead of a difference where inputs differ.
+  # Print a star instead of the difference if the score does not compare.
   if ours.mismatch:
     text += " *"
   elif theirs is not None:
@@ -314,7 +344,7 @@ def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
 
 
 def _average(row: Row, table: Table) -> tuple[str, str]:
-  """Returns the means over all columns, of the paper's numbers and of ours."""
+  """Returns the paper's and our mean over all columns, "" if one is missing."""
   titles = [column.title for column in table.columns]
   theirs = [row.theirs[title] for title in titles if title in row.theirs]
   ours = [row.ours[title] for title in titles if title in row.ours]
@@ -328,7 +358,7 @@ def _average(row: Row, table: Table) -> tuple[str, str]:
 
 
 def _lines(filled: Filled, plus: str) -> list[list[str]]:
-  """Returns the titles of the columns, and then the cells of each row."""
+  """Returns a table as text cells: the titles, and then each row."""
   table = filled.table
   titles = [column.title for column in table.columns]
   named = [*titles, "Avg."] if table.has_average else titles
@@ -348,7 +378,7 @@ def markdown(filled: Filled) -> str:
   return markdown_table(head, lines)
 
 
-# Letters that TeX reads as commands, and what prints them.
+# Escape sequences of the letters that are commands in TeX.
 _TEX = str.maketrans(
   {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
@@ -362,13 +392,14 @@ _TEX = str.maketrans(
 
 def latex(filled: Filled) -> str:
   """Returns a filled table as a LaTeX tabular, for the package booktabs."""
+  # Escape the cells, and join them to rows.
   lines = _lines(filled, "+-")
   head, *body = (
     " & ".join(cell.translate(_TEX) for cell in cells).replace("+-", r"$\pm$")
     + r" \\"
     for cells in lines
   )
-  # Each task has two columns: the paper's, and ours.
+  # Each task has two columns, for the paper's number and for ours.
   pairs = (len(lines[0]) - 2) // 2
   begin = rf"\begin{{tabular}}{{ll{'rl' * pairs}}}"
   rules = (begin, r"\toprule", head, r"\midrule")
@@ -376,8 +407,8 @@ def latex(filled: Filled) -> str:
 
 
 def notes(filled: Filled) -> list[str]:
-  """Returns a line for each reason of a star: column, models and the reason."""
-  # Models with the same reason share a line.
+  """Returns a line for each reason of a star, with its column and models."""
+  # Join the models that share a reason.
   models: dict[tuple[str, str], list[str]] = {}
   for row in filled.rows:
     for title, score in row.ours.items():
@@ -390,7 +421,7 @@ def notes(filled: Filled) -> list[str]:
 
 
 def compares(filled: Filled) -> bool:
-  """Returns True if a number of ours compares with one of the table."""
+  """Returns True if one of our scores compares with a number of the paper."""
   return any(
     not score.mismatch
     for row in filled.rows
@@ -400,17 +431,17 @@ def compares(filled: Filled) -> bool:
 
 
 def tables(runs: Sequence[Result]) -> dict[str, Filled]:
-  """Returns the filled tables, by title, that have any run.
+  """Returns the tables for which there are runs, by title.
 
-  Of several tables of the same tasks, those with a run that compares, or else
-  the first.
+  Among tables of the same tasks, only those with a run that compares are
+  returned, or the first one if there is no such table.
   """
   by_tasks: dict[tuple[str, ...], list[Filled]] = {}
   for table in TABLES:
     filled = fill(table, runs)
     if any(row.ours for row in filled.rows):
       tasks = tuple(sorted({column.task for column in table.columns}))
-      # Path-X is an addition to the same tasks.
+      # Ignore Path-X, which only some tables of these tasks have.
       key = tuple(task for task in tasks if task != "pathx")
       by_tasks.setdefault(key, []).append(filled)
   shown = (

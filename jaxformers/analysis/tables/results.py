@@ -1,4 +1,4 @@
-"""Mean and deviation over seeds of many runs, a table for each metric."""
+"""Tables of results: mean and deviation over seeds, a table for each metric."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = (
 
 Result = Mapping[str, Any]
 
-# Properties of a row in which rows that compare agree.
+# Properties in which rows must agree to be compared, with their titles.
 COMPARED = {
   "steps": "steps",
   "batch_size": "batch size",
@@ -45,12 +45,12 @@ FORMATS = {
   "train s": "{:.0f}",
 }
 LOWER_IS_BETTER = ("perplexity", "error")
-# Fields that a label leaves out: they say nothing of the model.
+# Fields that a label never names, because they do not describe the model.
 UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
 SIZES = ("num_layers", "d_model")
-# Options that follow from the sizes.
+# Options that are derived from the sizes.
 DERIVED_OPTIONS = ("mlp_dim", "scale", "init_std")
-# Names of metrics in a table; shares are in percent.
+# Titles of the metrics in a table; shares are in percent.
 TITLES = {
   "accuracy": "accuracy %",
   "mean_iou": "mean IoU %",
@@ -60,7 +60,10 @@ TITLES = {
 
 
 def files(folder: Path, name: str) -> list[Path]:
-  """Returns the files of a name in a folder and below, without checkpoints."""
+  """Returns the files of a name in a folder and its subfolders.
+
+  Folders named `checkpoints` are skipped.
+  """
   return sorted(
     path
     for path in folder.rglob(name)
@@ -69,16 +72,16 @@ def files(folder: Path, name: str) -> list[Path]:
 
 
 def read_runs(folders: Iterable[Path]) -> list[dict[str, Any]]:
-  """Returns the `results.json` in each folder and below.
+  """Returns the contents of each `results.json` in folders and subfolders.
 
-  Files that cannot be read are left out, and named on stderr with the reason.
+  A file that cannot be read is skipped, and reported on stderr with the reason.
 
   Raises:
-    UserError: if nothing is left; names every reason.
+    UserError: if no file can be read. The message lists the reasons.
   """
   results, problems = [], []
   for folder in folders:
-    # Report a folder without results, and read the others.
+    # Note a folder without results, and read the other folders.
     paths = files(folder, "results.json")
     if not paths:
       problems.append(
@@ -88,7 +91,7 @@ def read_runs(folders: Iterable[Path]) -> list[dict[str, Any]]:
     for path in paths:
       try:
         results.append(workdirs.read_all_scores(path.parent))
-        # Keep a result whose best checkpoint was damaged, with a note.
+        # Keep a result with a damaged best checkpoint, but print a note.
         if "damaged_best_step" in results[-1]:
           note = describe_damage(results[-1])
           print(f"Note: {path}: {note}", file=sys.stderr)
@@ -105,17 +108,18 @@ def describe_damage(result: Result) -> str:
   """Returns the sentence about results whose best checkpoint was damaged."""
   return (
     f"its best checkpoint, of step {result['damaged_best_step']}, was damaged; "
-    f"that of step {result['best_step']} was scored."
+    f"the checkpoint of step {result['best_step']} was scored instead."
   )
 
 
 def recipe(result: Result) -> str:
-  """Returns, as JSON, the fields in which all runs of a recipe agree."""
+  """Returns the fields in which all runs of a recipe agree, as JSON."""
   flat = configs.flatten(result["config"])
-  # Leave out the seed, and fields that change no number.
+  # Drop the seed, and fields that do not change the numbers.
   left_out = (*configs.RESUMABLE_FIELDS, "seed")
   fixed = {key: value for key, value in flat.items() if key not in left_out}
-  # Each seed may begin with the run of its own seed.
+  # Ignore the seed in the path of the pre-trained weights: each seed may start
+  # from the pre-training run with the same seed.
   folder_of_seed = rf"/seed_{flat.get('seed')}(?=/|$)"
   fixed["pretrained"] = re.sub(
     folder_of_seed, "", str(flat.get("pretrained", ""))
@@ -124,7 +128,10 @@ def recipe(result: Result) -> str:
 
 
 def by_seed(runs: Iterable[Result]) -> list[dict[int, Result]]:
-  """Returns each recipe's runs by seed; of two with one seed, the last."""
+  """Returns the runs of each recipe, by seed.
+
+  If a recipe has several runs with the same seed, the last one counts.
+  """
   groups: dict[str, dict[int, Result]] = {}
   for run in runs:
     groups.setdefault(recipe(run), {})[run["seed"]] = run
@@ -132,18 +139,20 @@ def by_seed(runs: Iterable[Result]) -> list[dict[int, Result]]:
 
 
 def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
-  """Returns one row for every recipe, over its seeds.
+  """Returns a row for every recipe, with mean and deviation over its seeds.
 
   Args:
     results: contents of `results.json`. Runs that differ in their data, or in a
-      field other than the seed and `RESUMABLE_FIELDS`, have separate rows; a
+      field other than the seed and `RESUMABLE_FIELDS`, have separate rows. A
       seed that occurs twice counts once.
 
   Returns:
-    Rows with the fields of `COLUMNS`, and `metric`. The score is (mean, sample
-    standard deviation), in percent except for perplexities; the deviation of
-    one seed is NaN. `data` is the digest of the data, "" if it is unknown.
+    Rows with the fields of `COLUMNS`, and with `metric`, `batch_size` and
+    `data`. The score is (mean, sample standard deviation), in percent for
+    shares. The deviation of a single seed is NaN. `data` is the digest of the
+    data, or "" if it is unknown.
   """
+  # Group the runs by recipe, and describe how the recipes differ.
   rows: list[dict[str, Any]] = []
   recipes = by_seed(results)
   settings = _describe_settings([next(iter(r.values())) for r in recipes])
@@ -152,7 +161,7 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
     # Seeds of a recipe share their config and their data.
     first = runs[0]
     metric = first["metric"]
-    # Shares are shown in percent, perplexities as they are.
+    # Shares are in percent; perplexities and errors are not scaled.
     scale = 1 if metric in LOWER_IS_BETTER else 100
     rows.append(
       {
@@ -173,7 +182,8 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
         "train s": statistics.mean(run["train_seconds"] for run in runs),
       }
     )
-  # Tasks of one name may be of several data: a user's own examples.
+  # Name the data if tasks of one name have different data, such as a user's
+  # examples.
   data_by_task: dict[tuple[str, str], set[str]] = {}
   for row in rows:
     key = (row["task"], row["protocol"])
@@ -185,7 +195,7 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def describe_data(result: Result) -> str:
-  """Returns a digest of the examples of all splits; "" if it is unknown."""
+  """Returns a digest of the examples of all splits, or "" if it is unknown."""
   data = (result.get("task_description") or {}).get("data")
   return workdirs.digest(data) if data else ""
 
@@ -199,24 +209,26 @@ def labelled_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def differing_keys(
   config: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-  """Returns the fields of a config that have several values in the others."""
+  """Returns the fields of a config whose values vary among other configs."""
   return [k for k in config if len({str(o.get(k)) for o in others}) > 1]
 
 
 def assignments(config: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
-  """Returns the last part of each field's name, and its value."""
+  """Returns "name=value" for each field, with the last part of its name."""
   return [f"{key.rpartition('.')[2]}={config[key]}" for key in keys]
 
 
 def _describe_settings(results: Sequence[Result]) -> list[str]:
-  """Returns, for each result, what differs from others of its task and model.
+  """Returns the fields of each result that vary within its task and model.
 
-  Sizes and protocol have columns of their own, and so are left out.
+  Sizes and protocol are left out, because the table has separate columns for
+  them.
   """
   apart = ("task.protocol", *(f"model.{name}" for name in SIZES))
   flat = [labelled_fields(result["config"]) for result in results]
   texts = []
   for result, config in zip(results, flat, strict=True):
+    # Compare with the results of the same task and model.
     kind = (result["task"], result["model"])
     others = [
       fields
@@ -228,6 +240,7 @@ def _describe_settings(results: Sequence[Result]) -> list[str]:
       for key in differing_keys(config, others)
       if key not in apart and key.rpartition(".")[2] not in DERIVED_OPTIONS
     ]
+    # Name at most three fields, beginning with fields of the model.
     keys.sort(key=lambda key: (not key.startswith("model."), key))
     texts.append(" ".join(assignments(config, keys[:3])))
   return texts
@@ -236,19 +249,21 @@ def _describe_settings(results: Sequence[Result]) -> list[str]:
 def over_settings(rows: Sequence[Result]) -> list[dict[str, Any]]:
   """Returns mean and deviation over the settings of each model.
 
-  Settings are the rows of one task, protocol and model, such as those of
-  TransJect's figure 3, whose deviations are 1.7 (IMDb) and 0.8 (Text) for
-  TransJect. Each counts once, by its mean over seeds. Rows of other data are
-  apart: they are other tasks.
+  The settings of a model are its rows with the same task, data and protocol.
+  Each setting counts once, by its mean over seeds. An example is TransJect's
+  figure 3, where the deviations of TransJect over settings are 1.7 (IMDb) and
+  0.8 (Text).
 
   Args:
     rows: result of `summarise`.
   """
+  # Group the rows by task, protocol, model, metric and data.
   groups: dict[tuple[str, ...], list[Result]] = {}
   for row in rows:
     names = ("task", "protocol", "model", "metric", "data")
     key = tuple(row.get(name, "") for name in names)
     groups.setdefault(key, []).append(row)
+  # Summarise the models that have several settings.
   lines = []
   for (task, protocol, model, metric, _), of_model in groups.items():
     means = [row["score"][0] for row in of_model]
@@ -269,13 +284,13 @@ def over_settings(rows: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def describe_size(result: Result) -> str:
-  """Returns the number of layers and the width of a run's model."""
+  """Returns the number of layers and the width of a run's model, in words."""
   model = result["config"]["model"]
   return f"L={model['num_layers']} d={model['d_model']}"
 
 
 def describe_protocol(result: Result) -> str:
-  """Returns protocol and length, and what is known of the data."""
+  """Returns the protocol, the length and the origin of the data, in words."""
   data = result["data"]
   length = f", {result['max_len']} long" if result["max_len"] else ""
   notes = {False: ", another archive", None: ", archive of unknown checksum"}
@@ -286,7 +301,7 @@ def describe_protocol(result: Result) -> str:
 
 
 def notes(rows: Sequence[Result]) -> list[str]:
-  """Returns a line for each task whose rows differ in what they compare by.
+  """Returns a warning for each task whose rows cannot all be compared.
 
   Args:
     rows: result of `summarise`.
@@ -294,6 +309,7 @@ def notes(rows: Sequence[Result]) -> list[str]:
   lines = []
   for task in dict.fromkeys(row["task"] for row in rows):
     of_task = [row for row in rows if row["task"] == task]
+    # List the properties in which the rows differ, with their values.
     differing = []
     for name, title in COMPARED.items():
       values = {row.get(name) for row in of_task} - {None}
@@ -312,6 +328,7 @@ def notes(rows: Sequence[Result]) -> list[str]:
 
 
 def _cell(column: str, value: Any) -> str:
+  """Returns the value of a column as text."""
   if value is None:
     return ""
   if column == "score":
@@ -324,11 +341,11 @@ def _cell(column: str, value: Any) -> str:
 def markdown(rows: Sequence[Result]) -> str:
   """Returns the rows of `summarise` as Markdown, a table for each metric.
 
-  `notes` follow a table, and a table of the spread over settings if a model has
-  several.
+  A table is followed by its `notes`. If a model has several settings, a table
+  of the spread over settings follows.
   """
   tables = []
-  # Metrics are in the order of their first row.
+  # Order the metrics by their first row.
   for metric in dict.fromkeys(row["metric"] for row in rows):
     title = TITLES[metric]
     trivial = "trivial %" if title.endswith("%") else "trivial"
@@ -337,6 +354,7 @@ def markdown(rows: Sequence[Result]) -> str:
     of_metric = [row for row in rows if row["metric"] == metric]
     lines = ([_cell(name, row[name]) for name in COLUMNS] for row in of_metric)
     tables += [markdown_table(header, lines), *notes(of_metric)]
+    # Add the spread over settings.
     spreads = over_settings(of_metric)
     if spreads:
       columns = ("task", "protocol", "model", "settings", "score", "range")

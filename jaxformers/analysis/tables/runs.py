@@ -1,4 +1,4 @@
-"""Runs read from folders, grouped by recipe and labelled by what differs."""
+"""Reads runs from folders, groups them by recipe, and labels the groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxformers.analysis.tables import results as tables
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 
-# Axes of the figures against sizes, with their labels.
+# Sizes over which scores are drawn, with the labels of the axes.
 SIZES = {
   "num_layers": "layers",
   "d_model": "width d",
@@ -28,12 +28,12 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class RunRecord:
-  """Files of one run.
+  """Config and results of one run.
 
   Attributes:
     folder: workdir of the run.
     config: content of `config.json`.
-    results: content of `results.json`; {} for a run that has not ended.
+    results: content of `results.json`; {} if the run has not ended.
   """
 
   folder: Path
@@ -47,13 +47,13 @@ class RunRecord:
 
   @functools.cached_property
   def _metrics_file(self) -> tuple[list[dict[str, Any]], str]:
-    """Undamaged records of `metrics.jsonl`, and what is wrong with the file."""
+    """Undamaged records of `metrics.jsonl`, and the problem of the file."""
     path = self.folder / "metrics.jsonl"
     try:
       records, damaged = workdirs.read_metrics(self.folder)
     except UserError as error:
       return [], str(error)
-    # A run that has not ended has no results.
+    # The results state the number of records, once the run has ended.
     expected = self.results.get("metrics_records", len(records))
     problem = ""
     if damaged:
@@ -69,16 +69,16 @@ class RunRecord:
 
   @property
   def metrics_problem(self) -> str:
-    """Problem of `metrics.jsonl` as a sentence; "" for none."""
+    """Problem of `metrics.jsonl` as a sentence; "" if there is none."""
     return self._metrics_file[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedGroup:
-  """Runs that differ in the seed alone.
+  """Runs that differ only in the seed.
 
   Attributes:
-    label: text that tells the group from the others.
+    label: text that distinguishes the group from the others.
     runs: records in the order of their seeds.
   """
 
@@ -92,7 +92,7 @@ class SeedGroup:
 
 
 def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
-  """Returns the runs in folders and below, and notes on unreadable ones."""
+  """Returns the runs in folders and their subfolders, and notes on problems."""
   records: dict[Path, RunRecord] = {}
   notes = []
   for top in folders:
@@ -101,7 +101,7 @@ def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
     num_read = 0
     for folder in sorted({path.parent for path in paths}):
       try:
-        # A run that is named twice counts once.
+        # Count a run once, even if it is found twice.
         records[folder.resolve()] = _read_run(folder)
         num_read += 1
       except UserError as error:
@@ -112,11 +112,16 @@ def discover(folders: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
 
 
 def _read_run(folder: Path) -> RunRecord:
+  """Returns the run in a folder that has config.json, results.json or both.
+
+  Raises:
+    UserError: if a file cannot be read, or if the files belong to two runs.
+  """
   results: dict[str, Any] = {}
   if (folder / "results.json").exists():
     results = workdirs.read_all_scores(folder)
     workdirs.check_config(folder, "results.json", results["config"])
-  # Results hold the config of their run as well.
+  # Without config.json, take the config from the results.
   if not (folder / "config.json").exists():
     return RunRecord(folder, results["config"], results)
   config = workdirs.read_config(folder)
@@ -128,8 +133,14 @@ def _read_run(folder: Path) -> RunRecord:
 def _check_same_config(
   folder: Path, config: Mapping[str, Any], scored: Mapping[str, Any]
 ) -> None:
-  """Raises UserError if results are of another config than `config.json`."""
-  # A run that was made longer may have had fewer steps, or less patience.
+  """Raises UserError if the results have another config than `config.json`.
+
+  Args:
+    folder: workdir of the run.
+    config: content of `config.json`.
+    scored: config in `results.json`.
+  """
+  # Ignore steps and patience, which may be raised to continue a run.
   now = models.resolve_defaults(configs.complete(config))
   grown = {key: now[key] for key in ("total_steps", "patience")}
   before = models.resolve_defaults(configs.complete({**scored, **grown}))
@@ -137,21 +148,22 @@ def _check_same_config(
   if differing:
     raise UserError(
       f"{folder}: config.json and results.json differ in "
-      f"{', '.join(differing[:3])}. Remove the file that is of another run, "
-      "and run the training command again."
+      f"{', '.join(differing[:3])}. Remove the file that belongs to another "
+      "run, and run the training command again."
     )
 
 
 def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
-  """Groups runs that differ in the seed alone, and labels the groups.
+  """Returns runs grouped by recipe, with a label for each group.
 
-  Of two runs with the same recipe and seed, the finished one counts, or else
-  the first. The data of a run that has not ended are unknown: it joins the
-  group of the ended runs with its config.
+  The runs of a group differ only in the seed. If two runs have the same recipe
+  and seed, the finished one counts, or the first one if both have or have not
+  ended. The data of an unfinished run are unknown, so that it joins the group
+  of the finished runs with the same config.
   """
   by_recipe: dict[str, dict[int, RunRecord]] = {}
   recipe_of_config: dict[str, str] = {}
-  # Ended runs come first, so that the others can join them.
+  # Process ended runs first, so that the others can join their groups.
   for record in sorted(runs, key=lambda record: not record.results):
     content = {"config": record.config}
     config = tables.recipe(content)
@@ -161,6 +173,7 @@ def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
       recipe = recipe_of_config.get(config, recipe)
     recipe_of_config.setdefault(config, recipe)
     by_recipe.setdefault(recipe, {}).setdefault(record.seed, record)
+  # Order the runs of each group by seed.
   groups = [
     tuple(by_seed[seed] for seed in sorted(by_seed))
     for by_seed in by_recipe.values()
@@ -169,9 +182,9 @@ def group_by_recipe(runs: Sequence[RunRecord]) -> list[SeedGroup]:
 
 
 def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
-  """Returns a label for each group: the model, and what else differs."""
+  """Returns a label for each group: the model, and fields that differ."""
   flat = [tables.labelled_fields(records[0].config) for records in groups]
-  # Name three fields; where labels coincide, name all fields that differ.
+  # Name up to three fields that differ; if labels coincide, name all of them.
   labels = [_label(config, flat, most=3) for config in flat]
   for k in _repeated(labels):
     labels[k] = _label(flat[k], flat, most=len(flat[k]))
@@ -182,11 +195,17 @@ def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
 
 
 def _label(config: Fields, others: Sequence[Fields], most: int) -> str:
-  """Returns the model and up to `most` fields that differ."""
+  """Returns a label: the model and up to `most` fields that differ.
+
+  Args:
+    config: fields of the group's config.
+    others: fields of the configs of all groups.
+    most: largest number of fields in the label.
+  """
   model, task = config["model.name"], config["task.name"]
   several_tasks = len({other["task.name"] for other in others}) > 1
   name = f"{task} {model}" if several_tasks else str(model)
-  # Name what differs between runs of this model and task alone.
+  # Name only fields that differ between runs of this model and task.
   names = ("model.name", "task.name")
   of_model = [o for o in others if all(o[k] == config[k] for k in names)]
   keys = tables.differing_keys(config, of_model)
@@ -200,7 +219,7 @@ def _repeated(labels: Sequence[str]) -> list[int]:
 
 
 def describe_seeds(groups: Sequence[SeedGroup]) -> str:
-  """Returns how many seeds each group has, in words."""
+  """Returns the number of seeds of each group, in words."""
   counts = {len(group.runs) for group in groups}
   few, many = min(counts), max(counts)
   if many == 1:
@@ -211,13 +230,14 @@ def describe_seeds(groups: Sequence[SeedGroup]) -> str:
 def by_size(
   groups: Sequence[SeedGroup],
 ) -> Iterator[tuple[str, str, float, SeedGroup]]:
-  """Yields (line, size, value, group); groups of a line differ in the size.
+  """Yields (line, size, value, group) for every size that varies.
 
-  Dropout is a size where all of its rates that differ between the runs of a
-  model, such as those of block and embedding, are equal in every run.
+  The groups of a line differ only in the size. Dropout counts as a size if the
+  rates that vary between the runs of a model, such as the rates of the block
+  and the embedding, are equal to each other in every run.
   """
   by_model: dict[str, list[SeedGroup]] = {}
-  # Tasks of one name may be of several data: a user's own examples.
+  # Separate tasks of one name but different data, such as a user's examples.
   data = [tables.describe_data(group.runs[0].results) for group in groups]
   tasks = [group.config["task"]["name"] for group in groups]
   for group, task, digest in zip(groups, tasks, data, strict=True):
@@ -229,7 +249,7 @@ def by_size(
   for (name, of_model), size in itertools.product(by_model.items(), SIZES):
     lines: dict[str, list[tuple[float, SeedGroup]]] = {}
     rates = _dropout_rates(of_model)
-    # A line fixes the other sizes, and all other options.
+    # Group by the other sizes and all other options, which a line fixes.
     for group in of_model:
       shape = _sizes(group.config) | rates.get(group.label, {})
       if size in shape:
@@ -238,7 +258,7 @@ def by_size(
         line = f"{name} ({fixed}){others}"
         lines.setdefault(line, []).append((shape[size], group))
     for line, points in lines.items():
-      # A line of one value shows nothing.
+      # Skip lines of a single value.
       if len({value for value, _ in points}) > 1:
         yield from ((line, size, value, group) for value, group in points)
 
@@ -246,10 +266,12 @@ def by_size(
 def _dropout_rates(
   of_model: Sequence[SeedGroup],
 ) -> dict[str, dict[str, float]]:
-  """Returns the size "dropout_rate" of each group, by its label.
+  """Returns the size "dropout_rate" of each group, by label of the group.
 
-  {} where no rate differs, or where two that differ are not equal.
+  Returns {} if no rate varies between the groups, or if the rates that vary are
+  not equal to each other in every group.
   """
+  # Collect the dropout rates of each group, by dotted name.
   flat = [tables.labelled_fields(group.config) for group in of_model]
   flat = [
     {
@@ -262,6 +284,7 @@ def _dropout_rates(
   differing = {
     key for rates in flat for key in tables.differing_keys(rates, flat)
   }
+  # Require that the rates that vary have one value in every group.
   sizes: dict[str, dict[str, Any]] = {}
   for group, rates in zip(of_model, flat, strict=True):
     values = {rates.get(key) for key in differing}
@@ -276,11 +299,11 @@ def _other_options(
   of_model: Sequence[SeedGroup],
   rates: Mapping[str, Mapping[str, float]],
 ) -> str:
-  """Returns what differs between runs of a model besides its sizes, or "".
+  """Returns the group's options that vary besides the sizes, in words, or "".
 
   Args:
-    group: one of the groups.
-    of_model: groups of the model.
+    group: one of the groups of the model.
+    of_model: all groups of the model.
     rates: result of `_dropout_rates`.
   """
   config = tables.labelled_fields(group.config)
@@ -295,9 +318,9 @@ def _other_options(
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
-  """Returns the sizes of a config; those of `_dropout_rates` are left out."""
+  """Returns the sizes of a config, except for the dropout rate."""
   model = config["model"]
-  # Numbers of experts and heads are options of the mixer.
+  # Read the numbers of experts and heads from the options of the mixer.
   shared = model.get("mixer_defaults", {})
   options = {**model, **shared, **model.get("mixer", {})}
   names = (name for name in SIZES if name != "dropout_rate")

@@ -1,4 +1,4 @@
-"""TransJect's table 3: parameters, and speed of inference by length."""
+"""TransJect's table 3: number of parameters, and inference speed by length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from jaxformers import models
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.models.variables import make_variables
 
-# L = 6 and d = 512, with the vocabulary that the authors' counts imply.
+# Sizes of the table: L = 6, d = 512, and the vocabulary that follows from the
+# authors' numbers of parameters.
 SIZES: dict[str, Any] = {
   "num_layers": 6,
   "d_model": 512,
@@ -26,6 +27,7 @@ LENGTHS = (1_024, 2_048, 3_072, 4_096)
 
 
 def _transformer(mlp_dim: int) -> dict[str, Any]:
+  """Returns the config of a Transformer of the table."""
   return {
     "name": "transformer",
     "positions": "sinusoid",
@@ -35,6 +37,7 @@ def _transformer(mlp_dim: int) -> dict[str, Any]:
 
 
 def _transject(num_experts: int) -> dict[str, Any]:
+  """Returns the config of a TransJect of the table."""
   return {
     "name": "transject",
     "positions": "sinusoid",
@@ -48,8 +51,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
   "TransJect, E = 1": _transject(1),
   "TransJect, E = 8": _transject(8),
 }
-# Millions of parameters as printed, ten times those of the authors' code, and
-# the speed-up over the Transformer at each length.
+# The paper's millions of parameters (ten times the numbers of its code), and
+# the paper's speed-up over the Transformer at each length.
 PRINTED = dict(zip(ENCODERS, (190.1, 95.6, 66.2, 286.8), strict=True))
 SPEED_UPS = {
   "Transformer, d_ff = 512": (1.0, 1.0, 1.1, 1.4),
@@ -58,12 +61,12 @@ SPEED_UPS = {
 
 
 def build_encoder(title: str, length: int) -> models.Model:
-  """Returns an encoder of the table, with a head of two classes."""
+  """Returns a model of the table, with a classifier of two classes."""
   return models.build(**ENCODERS[title], **SIZES, max_len=length)
 
 
 def count_parameters() -> dict[str, int]:
-  """Returns the parameters of each encoder with its embedding, no head."""
+  """Returns the number of parameters of each model without its classifier."""
   head = SIZES["num_classes"] * (SIZES["d_model"] + 1)
   return {
     title: models.size(build_encoder(title, 4_096)) - head for title in ENCODERS
@@ -73,21 +76,23 @@ def count_parameters() -> dict[str, int]:
 def measure_seconds(
   lengths: Sequence[int] = LENGTHS, rounds: int = 5, batch_size: int = 1
 ) -> dict[int, dict[str, float]]:
-  """Returns median seconds of inference, by length and encoder.
+  """Returns the median seconds of an inference call, by length and encoder.
 
-  The encoders take turns in every round. Compilation is not counted, and
-  orthogonal matrices are made before.
+  The encoders take turns in every round. The times exclude compilation and the
+  computation of orthogonal matrices.
 
   Args:
     lengths: numbers of tokens.
-    rounds: timed rounds.
-    batch_size: examples of a call.
+    rounds: number of timed rounds.
+    batch_size: number of examples of a call.
   """
   timed = ("Transformer", *SPEED_UPS)
   medians = {}
   for length in lengths:
+    # Compile all encoders for this length.
     ids = jnp.ones((batch_size, length), jnp.int32)
     calls = {title: _compile(title, ids) for title in timed}
+    # Time one call of each encoder in every round.
     seconds: dict[str, list[float]] = {title: [] for title in timed}
     for _ in range(rounds):
       for title, call in calls.items():
@@ -99,10 +104,11 @@ def measure_seconds(
 
 
 def _compile(title: str, ids: jax.Array) -> Any:
-  """Returns a compiled call of inference, after its first run."""
+  """Returns a compiled inference call of an encoder, which has run once."""
   model = build_encoder(title, ids.shape[1])
   init = jax.jit(functools.partial(model.init, train=False))
   params = init(jax.random.key(0), ids[:1, :2])["params"]
+  # Compute the orthogonal matrices before the timed calls.
   variables = jax.jit(functools.partial(make_variables, model))(params)
   run = jax.jit(functools.partial(model.apply, train=False))
   jax.block_until_ready(run(variables, ids))
@@ -110,7 +116,7 @@ def _compile(title: str, ids: jax.Array) -> Any:
 
 
 def counts_table() -> str:
-  """Returns the parameters of each encoder in Markdown, the paper's first."""
+  """Returns the Markdown table of parameters: the paper's numbers and ours."""
   lines = [
     [title, f"{PRINTED[title]}", f"{count / 1e6:.2f}"]
     for title, count in count_parameters().items()
@@ -120,13 +126,13 @@ def counts_table() -> str:
 
 
 def text(medians: dict[int, dict[str, float]]) -> str:
-  """Returns both parts of the table in Markdown, the paper's beside ours.
+  """Returns both parts of the table in Markdown, with the paper's numbers.
 
   Args:
     medians: result of `measure_seconds`.
   """
   parts = [counts_table()]
-  # Speed-ups over the Transformer.
+  # Add the paper's and our speed-ups over the Transformer.
   header = ("speed-up over Transformer", *(f"n = {n:,}" for n in medians))
   lines = []
   for title, printed in SPEED_UPS.items():
@@ -136,7 +142,7 @@ def text(medians: dict[int, dict[str, float]]) -> str:
     lines.append([f"{title}, ours", *ours])
   parts.append(markdown_table(header, lines))
   note = (
-    "The paper's counts are ten times those of its code. Its Transformer keeps "
-    "an n x n array for every head; ours does not."
+    "The paper's counts are ten times the counts of its code. Its Transformer "
+    "keeps an n x n array for every head; ours does not."
   )
   return "\n\n".join([*parts, note])

@@ -1,1 +1,1 @@
-"""Hidden states of layers, their entropy and their smoothness."""
+"""Entropy, smoothness and dynamical isometry of the layers' tokens."""

@@ -1,4 +1,4 @@
-"""Over-smoothing from layer to layer of a model: values, tables and figures."""
+"""Measures of over-smoothing, layer by layer, with their table and figure."""
 
 from __future__ import annotations
 
@@ -35,33 +35,35 @@ CURVES = {
   "gradient_cosine": "cosine of attention's and J's slope",
   "head_redundancy": "cosine of attention with the layer before",
 }
-# Quantities that a sample of one token has not.
+# Quantities that are undefined for a sample of one token.
 NEEDS_PAIRS = ("similarity", "gradient_cosine")
-# First layer of a curve, where it is not 1.
+# First layer of a curve, if not 1. Layer 0 is the embedding.
 FIRST_LAYER = {"similarity": 0, "head_redundancy": 2}
 
 
 def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
-  """Returns every quantity of every layer, averaged over samples and heads.
+  """Returns the curves of all quantities, averaged over samples and heads.
 
   Args:
     captured: result of `capture`.
-    causal: True if no token sees a later one, in attention and in J.
+    causal: True if no token sees a later token, in attention and in J.
 
   Returns:
-    `similarity` [l + 1], of the embedding and of every layer's output; and for
-    mixers with queries, keys and values, [l] each: `functional`, with weights
-    softmax(k k.T / sqrt e) / n, `functional_kernel`, log10 of the mean of J
-    with exp(k k.T / sqrt e) / n^2, `gradient_cosine`, of softmax attention with
-    queries against that with keys in their place; and `head_redundancy`
-    [l - 1] between successive layers. See `CURVES`. A sample of one token has
-    neither similarity nor slope, and is left out of these means; they are NaN
-    where all samples are.
+    `similarity` [l + 1], of the embedding and of every layer's output. For
+    mixers with queries, keys and values also
+    `functional` [l], mean of J with the weights softmax(k k.T / sqrt e) / n;
+    `functional_kernel` [l], log10 of the mean of J with exp(k k.T / sqrt e) /
+    n^2;
+    `gradient_cosine` [l], cosine of the slopes of softmax attention with
+    queries and of softmax attention with keys as queries;
+    `head_redundancy` [l - 1], cosine of the attention of successive layers.
+    Samples of one token have neither similarity nor slope and are left out of
+    these two means, which are NaN if every sample has one token.
   """
   similarity = [cosine_similarity(x, captured.mask) for x in captured.hidden]
   result = {"similarity": jnp.stack([jnp.nanmean(s) for s in similarity])}
-  # All other quantities need keys and values in every layer; layers that are a
-  # loop, and those without heads, have none.
+  # The other quantities need keys and values in every layer. Looped layers and
+  # layers without heads have none.
   has_keys = [{"key", "value"} <= {*heads} for heads in captured.heads]
   if not has_keys or not all(has_keys):
     return result
@@ -71,7 +73,7 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
   )
   result |= jax.tree.map(lambda *values: jnp.stack(values), *quantities)
   redundancy = [head_redundancy(a, b).mean() for a, b in pairwise(weights)]
-  # A single layer has none before it.
+  # Redundancy needs at least two layers.
   if redundancy:
     result["head_redundancy"] = jnp.stack(redundancy)
   return result
@@ -83,26 +85,27 @@ def _of_heads(
   """Returns the quantities of a layer's heads, and its attention weights.
 
   Args:
-    heads: `key`, `value` and perhaps `query`, [b, h, n, e].
+    heads: `key`, `value` and optionally `query`, [b, h, n, e].
     mask: [b, 1, n], True at tokens.
-    causal: True if no token sees a later one.
+    causal: True if no token sees a later token.
   """
-  # Where queries are not projected apart they are the keys.
+  # A mixer without separate queries uses the keys as queries.
   heads = {"query": heads["key"], **heads}
   q, k, v = (heads[name].astype(jnp.float32) for name in captures.HEADS)
   tokens = jnp.broadcast_to(mask, v.shape[:-1])
   pairs = seen_keys(mask, causal) & mask[..., None]
   count = jnp.maximum(mask.sum(-1), 1).astype(jnp.float32)
-  # J with row-stochastic weights, and with the exp kernel.
+  # Compute J with row-stochastic weights, and with the exp kernel.
   symmetric = jnp.where(pairs, attention_weights(k, k, mask, causal), 0)
   rough = functional(v, symmetric / count[..., None, None])
   logs = log_functional_kernel(v, k, tokens, causal)
   log_mean = jax.nn.logsumexp(logs) - math.log(logs.size)
-  # Slopes of attention with queries, and with keys in their place.
+  # Compare the slopes of attention with queries and with keys as queries.
   slope, slope_of_keys = (
     attention_weights(x, k, mask, causal, False) for x in (q, k)
   )
   cosine = gradient_cosine(v, slope, slope_of_keys, tokens)
+  # Average over samples and heads.
   quantities = {
     "functional": rough.mean(),
     "functional_kernel": log_mean / math.log(10),
@@ -115,16 +118,16 @@ def _of_heads(
 def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
   """Returns softmax(q k.T / sqrt e) of the first sample, for every head.
 
-  These are the weights of softmax attention; of another mixer, those that it
-  would have.
+  For softmax attention these are the attention weights. For other mixers these
+  are the weights that softmax attention would have.
 
   Args:
     captured: result of `capture`.
-    causal: True if no token sees a later one.
+    causal: True if no token sees a later token.
 
   Returns:
-    Matrices [h, n, n] by the number of the layer, from 1, of the layers that
-    have keys. Without queries of their own, keys are the queries.
+    Matrices [h, n, n] for every layer with keys, by the number of the layer
+    from 1. A mixer without separate queries uses the keys as queries.
   """
   matrices = {}
   for layer, heads in enumerate(captured.heads, 1):
@@ -139,15 +142,15 @@ def maps(captured: Capture, causal: bool = False) -> dict[int, np.ndarray]:
 def measure_curves(
   model: Model, params: Any, ids: np.ndarray, batch_size: int = 8
 ) -> dict[str, list[float]]:
-  """Returns `curves` averaged over samples, measured a batch at a time.
+  """Returns `curves` averaged over samples, measured batch by batch.
 
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
     ids: samples, as the model takes them.
-    batch_size: samples at a time; the last batch may be smaller.
+    batch_size: number of samples of a batch; the last batch may be smaller.
   """
   variables = make_variables(model, params)
-  # Values of each batch, with the number of its samples that have them.
+  # Collect the values of each batch, with the number of samples behind them.
   measured: dict[str, list[tuple[np.ndarray, int]]] = {}
   for batch in captures.batches(ids, batch_size, "smoothness"):
     num_pairs = int((np.asarray(model.mask(batch)).sum(1) > 1).sum())
@@ -167,7 +170,7 @@ def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
   """Returns the mean over batches of values [batches, l] -> [l]."""
   shares = counts[:, None] / counts.sum()
   if name == "functional_kernel":
-    # Average J, not its logarithm; the greatest is taken out first.
+    # Average J, not its logarithm. Dividing by the maximum avoids overflow.
     top = values.max(0)
     top = np.where(np.isfinite(top), top, 0)
     with np.errstate(divide="ignore"):
@@ -179,7 +182,7 @@ def _average(name: str, values: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _batch_curves(
   model: Model, variables: Any, ids: jax.Array
 ) -> dict[str, jax.Array]:
-  """Returns the curves of a batch; compiled once for a model."""
+  """Returns the curves of a batch. The function is compiled once per model."""
   causal = model.config.is_causal
   return curves(captures.capture(model, variables, ids), causal)
 
@@ -202,25 +205,25 @@ def rows(label: str, seed: int, measured: dict[str, list[float]]) -> list[Row]:
   ]
 
 
-# Explains the panels of `figure`, in the words of `CURVES`.
+# Explanation of the panels of `figure`, with the names of `CURVES`.
 EXPLANATION = (
   "J = 1/2 sum_ij w_ij |v_i - v_j|^2 measures how much the values v of a layer "
   "differ between tokens (NeuTRENO, equation 6); it is 0 where all are equal. "
   "Its weights w are softmax(k k.T / sqrt e) / n, or with the exp kernel "
   "exp(k k.T / sqrt e) / n^2. A slope is the direction in which attention, or "
-  "a step down J, moves the values. All but the cosine of two tokens need "
-  "queries, keys and values (docs/mixers.md)."
+  "a step down J, moves the values. All quantities except the cosine of two "
+  "tokens need queries, keys and values (docs/mixers.md)."
 )
 
 
 def figure(
   curve_rows: list[Row], data: str, name: str = "smoothness"
 ) -> figures.Figure:
-  """Returns a figure of every quantity over layers, with bands over seeds.
+  """Returns the figure of all quantities over layers, with bands over seeds.
 
   Args:
     curve_rows: results of `rows` for several runs and seeds.
-    data: sentence on samples and seeds, which begins the caption.
+    data: sentence on samples and seeds, with which the caption begins.
     name: name of the figure's files.
   """
   caption = f"{data}; bands are one deviation over seeds. {EXPLANATION}"
@@ -229,15 +232,15 @@ def figure(
 
 
 def text(curve_rows: list[Row]) -> str:
-  """Returns a table for every run: a column per layer, a line per quantity.
+  """Returns a table for every run, a column per layer, a line per quantity.
 
-  Lines are means over seeds, with the sample deviations below if there are
-  several. A layer without the quantity has "-".
+  The numbers are means over seeds. With several seeds, a second line has the
+  sample deviations. "-" stands for a quantity that a layer does not have.
   """
   lines = []
   for run, rows_of_run in figures.grouped(curve_rows).items():
     layers = sorted({row[3] for row in rows_of_run})
-    # Fill the table with text.
+    # Write the titles and a line for every quantity.
     table = [["layer (0: embedding)", *map(str, layers)]]
     by_name = figures.grouped(rows_of_run, 2)
     for name in filter(by_name.get, CURVES):
@@ -246,7 +249,7 @@ def text(curve_rows: list[Row]) -> str:
       table.append([CURVES[name], *(_cell(means, k, 4) for k in layers)])
       if not all(map(math.isnan, bars.values())):
         table.append(["  +-", *(_cell(bars, k, 2) for k in layers)])
-    # Pad the columns to one width.
+    # Pad all columns of numbers to the same width.
     first = max(len(title) for title, *_ in table)
     width = max(len(cell) for _, *cells in table for cell in cells)
     lines += ["", run]
@@ -257,5 +260,6 @@ def text(curve_rows: list[Row]) -> str:
 
 
 def _cell(values: Mapping[int, float], layer: int, digits: int) -> str:
+  """Returns the value of a layer as text, or "-" without a value."""
   value = values.get(layer, math.nan)
   return "-" if math.isnan(value) else f"{value:.{digits}g}"

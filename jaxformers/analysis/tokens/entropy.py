@@ -1,11 +1,13 @@
-"""The differential entropy of activations, by estimators with names.
+"""Differential entropy of activations, with a choice of estimators.
 
-TransJect's equation 10 takes an activation for a density: it has no value where
-activations are negative, as a third to a half of them are, and its two sides
-differ. It can mean the differential entropy of one token's values over its
-units, or of one unit's over tokens, estimated from the sample. The entropy is
-in nats, and grows by log c if activations are multiplied by c. Models of
-different scales are therefore compared by `shape`, the entropy less log sigma.
+TransJect's equation 10 uses activations as densities. The equation is undefined
+for negative activations (a third to a half of them), and its two sides differ.
+This module reads it as the differential entropy of a sample: the values of one
+token over its units, or the values of one unit over tokens.
+
+The entropy is in nats. If activations are multiplied by c, the entropy grows by
+log c. To compare models of different scales, use `shape`, the entropy minus
+log sigma.
 """
 
 from __future__ import annotations
@@ -23,28 +25,31 @@ from jaxformers.foundations.registry import Registry, choose
 
 ESTIMATORS: Registry = Registry("estimator of entropy")
 AXES = ("units", "tokens")
-LEAST = 8  # Least number of values that an entropy is estimated from.
+LEAST = 8  # Smallest number of values that an entropy is estimated from.
 
-# Entropy of N(0, sigma^2), less log sigma.
+# Entropy of N(0, sigma^2) minus log sigma.
 GAUSSIAN = 0.5 * math.log(2 * math.pi * math.e)
 
 
 def _spacings(values: np.ndarray, method: str) -> np.ndarray:
-  with np.errstate(divide="ignore"):  # Ties have log 0.
+  """Returns the entropy by an estimator of SciPy, from sorted spacings."""
+  with np.errstate(divide="ignore"):  # The log of a tie is -inf.
     return scipy.stats.differential_entropy(values, axis=-1, method=method)
 
 
-# Spacings of order statistics (Vasicek 1976), and with the correction at the
-# ends of the sample (Ebrahimi et al. 1994); the window is sqrt(n) + 1/2.
+# Register two estimators from spacings of order statistics, with a window of
+# sqrt(n) + 1/2: Vasicek 1976, and Ebrahimi et al. 1994, who correct the ends of
+# the sample.
 for _method in ("vasicek", "ebrahimi"):
   ESTIMATORS.register(_method)(functools.partial(_spacings, method=_method))
 
 
 @ESTIMATORS.register("nearest")
 def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
-  """Estimates the entropy by the distance eps_k to the k-th neighbour.
+  """Returns the entropy estimated from distances to the k-th neighbour.
 
-  psi(n) - psi(k) + log 2 + E log eps_k, in one dimension.
+  In one dimension the estimate is psi(n) - psi(k) + log 2 + E log eps_k, where
+  eps_k is the distance of a value to its k-th neighbour.
 
   Source: Kozachenko and Leonenko 1987.
 
@@ -53,26 +58,27 @@ def nearest(values: np.ndarray, k: int = 3) -> np.ndarray:
     k: number of the neighbour, from 1.
   """
   n = values.shape[-1]
-  # In one dimension the k nearest are among k on either side in order: pad with
-  # infinities, and look at windows around each value.
+  # Sort the values: the k nearest are among the k before and the k after a
+  # value. Take windows of 2 k + 1 values, padded with infinities.
   ordered = np.sort(values, -1)
   sides = [(0, 0)] * (values.ndim - 1) + [(k, k)]
   padded = np.pad(ordered, sides, constant_values=np.inf)
   windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * k + 1, -1)
-  # The least distance of a window, 0, is that of the value to itself.
+  # Entry k of a sorted window is the k-th neighbour: entry 0 is the value.
   gaps = np.abs(windows - ordered[..., None])
   with np.errstate(divide="ignore"):
     logs = np.log(np.partition(gaps, k, -1)[..., k])
-  # The estimate of Kozachenko and Leonenko in one dimension.
+  # psi(n) - psi(k) + log 2.
   constant = scipy.special.digamma(n) - scipy.special.digamma(k) + math.log(2)
   return constant + logs.mean(-1)
 
 
 @ESTIMATORS.register("kde")
 def kde(values: np.ndarray) -> np.ndarray:
-  """Estimates -E log p, p a Gaussian kernel density of the other points.
+  """Returns the entropy -E log p, with p a kernel density estimate.
 
-  The bandwidth is Scott's, sigma n^(-1/5). Takes n^2 kernels, a row at a time.
+  The density at a point is a mean of Gaussian kernels at the other points. The
+  bandwidth is Scott's, sigma n^(-1/5). Evaluates n^2 kernels for each row.
 
   Args:
     values: float64 [..., n].
@@ -85,7 +91,7 @@ def kde(values: np.ndarray) -> np.ndarray:
     if not width:  # All values are equal.
       entropies[row] = -np.inf
       continue
-    # Log densities of all pairs of points.
+    # Evaluate the log kernels of all pairs of points, [n, n].
     exponent = -0.5 * np.square((x[:, None] - x) / width)
     np.fill_diagonal(exponent, -np.inf)  # Leave the point itself out.
     log_p = scipy.special.logsumexp(exponent, 1)
@@ -98,7 +104,8 @@ def kde(values: np.ndarray) -> np.ndarray:
 def gaussian(values: np.ndarray) -> np.ndarray:
   """Returns log(2 pi e sigma^2) / 2, the entropy of a normal distribution.
 
-  A control: no distribution of that variance has more.
+  This is the maximum over all distributions with the variance of the sample,
+  and serves as a control.
 
   Args:
     values: float64 [..., n].
@@ -111,8 +118,8 @@ class Entropy(NamedTuple):
   """Entropies of many samples, [...] each.
 
   Attributes:
-    entropy: entropy in nats; -inf where values are equal.
-    log_scale: log of the standard deviation.
+    entropy: entropy in nats; -inf if too many values are equal.
+    log_scale: logarithm of the standard deviation.
   """
 
   entropy: np.ndarray
@@ -120,16 +127,16 @@ class Entropy(NamedTuple):
 
   @property
   def shape(self) -> np.ndarray:
-    """Entropy at deviation 1, which no scale changes."""
+    """Entropy at deviation 1, which is invariant to scale."""
     with np.errstate(invalid="ignore"):
       return self.entropy - self.log_scale
 
 
 def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
-  """Estimates the entropy of samples along the last axis.
+  """Returns the entropy of samples along the last axis.
 
   Args:
-    values: real [..., n]; no noise is added to equal values.
+    values: real numbers, [..., n]. Equal values stay equal: no noise is added.
     estimator: name in `ESTIMATORS`.
 
   Raises:
@@ -149,17 +156,18 @@ def entropy(values: np.ndarray, estimator: str = "vasicek") -> Entropy:
 
 @functools.cache
 def normal(count: int, estimator: str = "vasicek") -> float:
-  """Returns the mean estimate of samples of N(0, 1), at deviation 1.
+  """Returns the mean estimate for samples of N(0, 1), at deviation 1.
 
-  No distribution has more than `GAUSSIAN`, and few values give less. Samples of
-  another distribution may be estimated with another bias, and a little higher.
-  The mean is over random samples, exact to about 0.002.
+  `GAUSSIAN` is the maximum over all distributions; the estimate is biased low
+  for small samples. The bias depends on the distribution, so that estimates for
+  another distribution may be slightly above this value. The mean is over random
+  samples, and has an error of about 0.002.
 
   Args:
-    count: number of values of one sample.
+    count: number of values of a sample.
     estimator: name in `ESTIMATORS`.
   """
-  # As many values in all, whatever the size of a sample.
+  # Draw about the same number of values for every size of a sample.
   rows = max(16, 2**17 // count)
   values = np.random.default_rng(0).normal(size=(rows, count))
   return float(entropy(values, estimator).shape.mean())
@@ -171,8 +179,9 @@ class Summary(NamedTuple):
   Attributes:
     entropy: mean of the finite entropies, in nats.
     shape: mean of the finite entropies at deviation 1.
-    finite: share of finite entropies, those of samples without equal values.
-    num_entropies: number of entropies.
+    finite: share of finite entropies; an entropy is infinite if too many values
+      of its sample are equal.
+    num_entropies: number of entropies, finite or not.
   """
 
   entropy: float
@@ -188,17 +197,18 @@ def of_tokens(
   axis: str = "units",
   estimator: str = "vasicek",
 ) -> Entropy:
-  """Estimates the entropy of a layer's activations, without padding.
+  """Returns the entropies of a layer's activations, without padding.
 
   Args:
     x: activations, [b, n, d].
     mask: [b, n], True at tokens.
-    axis: "units" for the d values of every token; "tokens" for every unit over
-      the tokens of each sample that has at least eight.
+    axis: "units" for the entropy of every token over its d values; "tokens" for
+      the entropy of every unit over the tokens of a sample. The latter skips
+      samples of fewer than eight tokens.
     estimator: name in `ESTIMATORS`.
 
   Returns:
-    Arrays [k]: k tokens; or d for each sample, one after the other.
+    Arrays [k], with an entry for every token, or for every sample and unit.
 
   Raises:
     UserError: for an unknown name, or if no sample has eight tokens.
@@ -207,7 +217,7 @@ def of_tokens(
   x, mask = np.asarray(x, np.float64), np.asarray(mask, bool)
   if axis == "units":
     return entropy(x[mask], estimator)
-  # Transpose to [d, tokens]: a unit's values are those over tokens.
+  # Transpose each sample to [d, tokens].
   parts = [
     entropy(tokens[sample_mask].T, estimator)
     for tokens, sample_mask in zip(x, mask, strict=True)

@@ -1,8 +1,8 @@
 """Dynamical isometry: singular values of an encoder's Jacobian.
 
 Source: TransJect, section 2; Pennington et al. 2017,
-https://arxiv.org/abs/1711.04735. In a layer's Jacobian, what an earlier layer
-has handed on (TransJect's Sigma, NeuTRENO's values) is fixed.
+https://arxiv.org/abs/1711.04735. The Jacobian of a single layer holds fixed the
+values that earlier layers pass on (TransJect's Sigma, NeuTRENO's values).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from jaxformers.models import Model, from_config, in_float32
 from jaxformers.models import capture as captures
 from jaxformers.models.variables import make_variables
 
-ALL = "all"  # Label of the whole encoder; layers have their numbers.
-MOST_ROWS = 2_048  # Rows up to which a Jacobian is computed whole.
-CHUNK = 64  # Rows that are computed together.
-# Least weight of a value that Lanczos' method has found, and not rounding.
+ALL = "all"  # Label of the whole encoder; labels of layers are numbers.
+MOST_ROWS = 2_048  # Largest number of rows of a Jacobian that is stored whole.
+CHUNK = 64  # Number of rows that are computed together.
+# Values of Lanczos' method with a smaller weight are due to rounding.
 LEAST_WEIGHT = 1e-12
 LEVELS = np.linspace(0, 1, 21)  # Quantiles that a figure is drawn from.
 
@@ -34,37 +34,37 @@ Map = Callable[[jax.Array], jax.Array]
 
 
 class Spectrum(NamedTuple):
-  """Singular values of a Jacobian, with the share that each stands for.
+  """Weighted distribution of the singular values of a Jacobian.
 
   Attributes:
-    values: singular values, float64 [k], in rising order.
-    weights: their shares, float64 [k], of sum 1.
+    values: singular values in ascending order, float64 [k].
+    weights: share of the distribution at each value, float64 [k], of sum 1.
   """
 
   values: np.ndarray
   weights: np.ndarray
 
   def quantiles(self, levels: np.ndarray) -> np.ndarray:
-    """Returns the least values that hold these shares of all, [levels]."""
+    """Returns the quantiles of the distribution at `levels`, [levels]."""
     shares = np.cumsum(self.weights)
     # Rounding may leave the last share below 1.
     places = np.searchsorted(shares, np.asarray(levels) * shares[-1] - 1e-9)
     return self.values[places]
 
   def root_mean_square(self) -> float:
-    """Returns the factor by which random changes grow in the mean."""
+    """Returns the root mean square of the factor of a random perturbation."""
     return float(np.sqrt((self.weights * self.values**2).sum()))
 
 
 def join(spectra: Sequence[Spectrum]) -> Spectrum:
-  """Returns the distribution over several Jacobians, each of the same share."""
+  """Returns the mixture of several distributions with equal shares."""
   values, weights = map(np.concatenate, zip(*spectra, strict=True))
   order = np.argsort(values)
   return Spectrum(values[order], weights[order] / len(spectra))
 
 
 def decompose(jacobian: np.ndarray) -> Spectrum:
-  """Returns all singular values of a matrix [n, m], each of the same weight."""
+  """Returns all singular values of a matrix [n, m] with equal weights."""
   values = np.linalg.svd(jacobian, compute_uv=False)[::-1].astype(float)
   return Spectrum(values, np.full(len(values), 1 / len(values)))
 
@@ -72,20 +72,22 @@ def decompose(jacobian: np.ndarray) -> Spectrum:
 def bidiagonalize(
   pull: Map, push: Map, start: jax.Array, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the diagonals of B in A V = U B, by Golub, Kahan and Lanczos.
+  """Returns the diagonals of the bidiagonal B in A V = U B.
 
-  Vectors are orthogonalized against all before them, twice.
+  Uses the method of Golub, Kahan and Lanczos. Every vector is orthogonalised
+  twice against all previous vectors.
 
   Source: Golub and Kahan 1965, https://doi.org/10.1137/0702016.
 
   Args:
-    pull: y [g, m] -> A.T y [g, m], for g matrices A.
-    push: x [g, m] -> A x [g, m].
+    pull: function y [g, m] -> A.T y [g, m], for g matrices A.
+    push: function x [g, m] -> A x [g, m].
     start: first columns of V, [g, m], of length 1.
     steps: number k of columns.
 
   Returns:
-    Diagonal [k, g] and superdiagonal [k, g] of B; the last of these is outside.
+    Diagonal [k, g] and superdiagonal [k, g] of B. The last entry of the
+    superdiagonal is outside of B.
   """
 
   def orthogonalize(x: jax.Array, basis: jax.Array) -> jax.Array:
@@ -100,10 +102,12 @@ def bidiagonalize(
 
   def step(state: Any, k: jax.Array) -> tuple[Any, Any]:
     left, right, v = state
-    # Columns that are still to come are zero, and change nothing.
+    # u = A v / |A v|, orthogonal to the columns of U.
+    # Columns that are not computed yet are zero, and do not contribute.
     right = right.at[k].set(v)
     u, diagonal = normalize(orthogonalize(push(v), left))
     left = left.at[k].set(u)
+    # v = A.T u / |A.T u|, orthogonal to the columns of V.
     v, superdiagonal = normalize(orthogonalize(pull(u), right))
     return (left, right, v), (diagonal, superdiagonal)
 
@@ -114,10 +118,11 @@ def bidiagonalize(
 
 
 def quadrature(diagonal: np.ndarray, superdiagonal: np.ndarray) -> Spectrum:
-  """Returns singular values of B [k, k] as an estimate of A's distribution.
+  """Returns an estimate of the spectrum of A: the singular values of B [k, k].
 
-  Gauss' quadrature for the start gives the weights. It is exact for the mean
-  square along the start, and for all values with as many steps as A has rows.
+  The weights come from Gauss quadrature for the starting vector. The estimate
+  is exact for the mean square along the start. It is exact for all singular
+  values if there are as many steps as A has rows.
 
   Source: Golub and Meurant 2010, Matrices, Moments and Quadrature, chapter 6.
 
@@ -127,7 +132,8 @@ def quadrature(diagonal: np.ndarray, superdiagonal: np.ndarray) -> Spectrum:
   b = np.diag(diagonal.astype(float)) + np.diag(superdiagonal[:-1], 1)
   _, values, right = np.linalg.svd(b)
   weights = right[:, 0] ** 2
-  # Without a part of the start, a value is rounding or comes of a zero vector.
+  # Drop values without a share of the start: they are due to rounding or to
+  # zero vectors.
   order = np.argsort(values)
   order = order[weights[order] > LEAST_WEIGHT]
   return Spectrum(values[order], weights[order] / weights[order].sum())
@@ -142,22 +148,24 @@ def measure_spectra(
   seed: int = 0,
   most_rows: int = MOST_ROWS,
 ) -> dict[str, list[Spectrum]]:
-  """Returns the singular values of every layer and of all, sample by sample.
+  """Returns the singular values of each layer and of the encoder, by sample.
 
-  Computed in float32, in evaluation. The sequences of a pair count as two
-  samples. Samples without a token are left out.
+  The model is evaluated in float32. The two sequences of a pair count as two
+  samples. Samples without tokens are skipped.
 
   Args:
     model, params: model and parameters from `models.build`.
     ids: samples, as the model takes them.
-    steps: steps of Lanczos' method, for Jacobians of more rows.
-    seed: seed of its starts.
-    most_rows: rows up to which a Jacobian is computed whole.
+    steps: number of steps of Lanczos' method, which is used for Jacobians of
+      more than `most_rows` rows.
+    seed: seed of the starting vectors.
+    most_rows: largest number of rows of a Jacobian that is computed whole.
 
   Returns:
-    Lists of `Spectrum` by the number of the layer, "1" and so on, and `ALL`.
+    A list with the `Spectrum` of every sample, for each layer ("1", "2", ...)
+    and for all layers together (`ALL`).
   """
-  # A loop over layers calls no block: store activations, in single precision.
+  # Use float32, and memory="stored", with which every layer is called.
   config = dataclasses.replace(in_float32(model).config, memory="stored")
   model = from_config(config)
   variables = make_variables(model, params)
@@ -170,18 +178,20 @@ def measure_spectra(
     start = jax.random.normal(
       jax.random.fold_in(key, number), (*masks.shape, config.d_model)
     )
+    # Measure the single layers, and then all layers as one map.
     for labels, is_whole in ((names, False), ([ALL], True)):
       if num_rows <= most_rows:
+        # Small Jacobians: decompose the whole matrices.
         matrices = _matrices(model, variables, sample, is_whole)
         results = map(decompose, _without_padding(matrices, masks))
       else:
-        # A step more than there are values has nothing to find.
+        # Large Jacobians: take Lanczos steps, at most one per singular value.
         count = min(steps, max(1, int(masks.sum(1).min())) * config.d_model)
         arguments = (model, is_whole, count, variables, sample, start)
         diagonals = jax.device_get(_diagonals(*arguments))
-        # From [k, l b] to a row for each Jacobian.
+        # Transpose [k, l b] to a row for each Jacobian.
         results = map(quadrature, *(x.T for x in diagonals))
-      # The layers of the first sequence come first, then of the second.
+      # Results are ordered by layer, and then by sequence of a pair.
       for place, result in enumerate(results):
         if masks[place % len(masks)].any():
           spectra[labels[place // len(masks)]].append(result)
@@ -191,7 +201,7 @@ def measure_spectra(
 def _without_padding(
   matrices: np.ndarray, masks: np.ndarray
 ) -> list[np.ndarray]:
-  """Returns Jacobians [g, n d, n d] of the tokens only."""
+  """Returns Jacobians [g, n d, n d] without the rows and columns of padding."""
   width = matrices.shape[-1] // masks.shape[1]
   kept = [np.repeat(mask, width) for mask in masks]
   return [
@@ -205,14 +215,18 @@ def _without_padding(
 def _pull(
   model: Model, variables: Any, ids: jax.Array, is_whole: bool
 ) -> tuple[Map, jax.Array]:
-  """Returns y -> J.T y of Jacobians, and zeros of their outputs [l, b, n, d].
+  """Returns y -> J.T y of the Jacobians, and zeros of their shape of outputs.
+
+  Inputs and outputs of the function are [l, b, n, d].
 
   Args:
-    model, variables, ids: as `capture` takes them; layers are not looped.
-    is_whole: True for all layers as one, with l = 1.
+    model, variables, ids: arguments of `capture`. The model calls every layer
+      (memory="stored").
+    is_whole: True for the Jacobian of all layers as one map, with l = 1.
   """
 
   def outputs(changes: jax.Array) -> jax.Array:
+    # Add a change to the input of every layer, by intercepting its call.
     def change_input(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
       path = context.module.path
       is_layer = path[:1] == ("encoder",) and len(path) == 2
@@ -221,7 +235,8 @@ def _pull(
       stack, _, number = path[1].partition("_")
       if stack != "layer" or (is_whole and number != "0"):
         return call(*args, **kwargs)
-      # A layer's Jacobian has nothing of the layers before it.
+      # Stop the gradient at the layer's input, so that the Jacobian does not
+      # include the previous layers.
       (x,) = args
       if not is_whole:
         x = jax.lax.stop_gradient(x)
@@ -252,7 +267,7 @@ def _rows(
   places: jax.Array,
   is_whole: bool,
 ) -> jax.Array:
-  """Returns rows of Jacobians, [places, l, b, n d]."""
+  """Returns the rows of the Jacobians at `places`, [places, l, b, n d]."""
   pull, zeros = _pull(model, variables, ids, is_whole)
   count, b, n, d = zeros.shape
 
@@ -266,9 +281,9 @@ def _rows(
 def _matrices(
   model: Model, variables: Any, ids: np.ndarray, is_whole: bool
 ) -> np.ndarray:
-  """Returns whole Jacobians, [l b, n d, n d]."""
+  """Returns the whole Jacobians, [l b, n d, n d]."""
   num_rows = model.mask(ids).shape[1] * model.config.d_model
-  # Every call has as many rows, so that it is compiled once.
+  # Compute the same number of rows in every call, which compiles once.
   places = np.arange(-(-num_rows // CHUNK) * CHUNK).reshape(-1, CHUNK)
   rows = [
     np.asarray(_rows(model, variables, ids, chunk, is_whole))
@@ -287,12 +302,18 @@ def _diagonals(
   ids: jax.Array,
   start: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns `bidiagonalize` of Jacobians from a start [b, n, d]."""
+  """Returns the result of `bidiagonalize` for the Jacobians.
+
+  Args:
+    model, is_whole, variables, ids: arguments of `_pull`.
+    steps: number of steps.
+    start: starting vectors, [b, n, d].
+  """
   pull, zeros = _pull(model, variables, ids, is_whole)
-  # Mixers may have no forward mode: transpose the transpose.
+  # Transpose the transpose to get x -> J x: mixers may lack forward mode.
   _, push = jax.vjp(pull, zeros)
   mask = model.mask(ids)[..., None]
-  # Padding is no part of the sequence, on neither side.
+  # Set padding to zero in the inputs and outputs of the Jacobians.
   rows = (zeros.shape[0] * zeros.shape[1], -1)
 
   def on_tokens(linear: Map) -> Map:
@@ -302,6 +323,7 @@ def _diagonals(
 
     return apply
 
+  # Scale the starts to length 1, [l b, n d].
   first = jnp.broadcast_to(jnp.where(mask, start, 0), zeros.shape).reshape(rows)
   norm = jnp.linalg.norm(first, axis=-1, keepdims=True)
   first = first / jnp.where(norm > 0, norm, 1)
@@ -313,7 +335,7 @@ def _diagonals(
 def rows(
   label: str, seed: int, spectra: Mapping[str, Sequence[Spectrum]]
 ) -> list[Row]:
-  """Returns quantiles over all samples, as rows of `plots.over_layers`.
+  """Returns the quantiles over all samples, as rows of `plots.over_layers`.
 
   Args:
     label: label of the run.
@@ -345,11 +367,11 @@ EXPLANATION = (
 def figure(
   value_rows: list[Row], data: str, name: str = "isometry"
 ) -> figures.Figure:
-  """Returns a figure of singular values, layer by layer and of all.
+  """Returns the figure of singular values of each layer and of the encoder.
 
   Args:
     value_rows: results of `rows` for several runs and seeds.
-    data: sentence on samples and seeds, which begins the caption.
+    data: sentence on samples and seeds, with which the caption begins.
     name: name of the figure's files.
   """
   texts = Texts(name, "Dynamical isometry", f"{data}. {EXPLANATION}")
@@ -369,7 +391,7 @@ COLUMNS = ("least", "5 %", "median", "95 %", "greatest", "root mean square")
 
 
 def text(label: str, spectra: Mapping[str, Sequence[Spectrum]]) -> str:
-  """Returns a table of a run: a line for every layer, and one for all.
+  """Returns the table of a run, a line for each layer and for the encoder.
 
   Args:
     label: heading of the table.

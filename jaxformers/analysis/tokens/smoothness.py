@@ -1,9 +1,9 @@
-"""Over-smoothing of tokens: its functional, its slope, and limits of attention.
+"""Over-smoothing: functional J, its gradient flow, and limits of attention.
 
-Pure functions; `curves` measures them layer by layer.
+All functions are pure. The module `curves` measures them layer by layer.
 
-Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
-of equations are the paper's.
+Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751, with
+the paper's numbers of equations.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ _matmul = functools.partial(jnp.matmul, precision=_HIGHEST)
 
 
 def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
-  """Returns the mean cosine of pairs of different tokens of a sample, [b].
+  """Returns the mean cosine of pairs of distinct tokens of a sample, [b].
 
-  (|sum_i u_i|^2 - n) / (n (n - 1)) with u_i the tokens at length one, in
-  O(n d) instead of O(n^2 d). NaN for fewer than two tokens. A token of zeros
-  has cosine 0 with all.
+  With u_i the tokens scaled to length one, the mean is
+  (|sum_i u_i|^2 - n) / (n (n - 1)), which costs O(n d) instead of O(n^2 d).
+  The mean is NaN for fewer than two tokens. A zero vector has cosine 0 with
+  every token.
 
   Source: appendix E.3.
 
   Args:
-    x: [b, n, d].
+    x: hidden states, [b, n, d].
     mask: [b, n], True at tokens.
   """
-  # Scale tokens to length one; padding and zeros stay zero.
+  # Scale tokens to length one; padding and zero vectors stay zero.
   length = jnp.linalg.norm(x, axis=-1, keepdims=True)
   unit = jnp.where(mask[..., None], x / _divisor(length), 0)
   count = mask.sum(1).astype(x.dtype)
   pairs = count * (count - 1)
-  # Take each token's cosine with itself from the sum over all pairs.
+  # Subtract each token's cosine with itself from the sum over all pairs.
   squares = jnp.square(unit).sum((1, 2))
   total = jnp.square(unit.sum(1)).sum(-1) - squares
   return jnp.where(pairs > 0, total / _divisor(pairs), jnp.nan)
@@ -57,16 +58,16 @@ def attention_weights(
   causal: bool = False,
   diagonal: bool = True,
 ) -> jax.Array:
-  """Returns softmax(q k.T / sqrt(e)) over the tokens, [..., n, n].
+  """Returns the attention weights softmax(q k.T / sqrt(e)), [..., n, n].
 
-  A row that sees no token is zero.
+  The row of a query that sees no token is zero.
 
   Source: equation 2.
 
   Args:
     q, k: queries and keys, [..., n, e].
-    mask: [..., n], True at tokens; it has one axis less than q.
-    causal: True if no token sees a later one.
+    mask: [..., n], True at tokens; the mask has one axis less than q.
+    causal: True if no token sees a later token.
     diagonal: False if no token sees itself.
   """
   scores = _scores(q, k)
@@ -75,14 +76,14 @@ def attention_weights(
 
 
 def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
-  """Returns q k.T / sqrt(e) of q and k [..., n, e] -> [..., n, n]."""
+  """Returns the scores q k.T / sqrt(e), q and k [..., n, e] -> [..., n, n]."""
   return _einsum("...ne,...me->...nm", q, k) / q.shape[-1] ** 0.5
 
 
 def seen_keys(
   mask: jax.Array, causal: bool, diagonal: bool = True
 ) -> jax.Array:
-  """Returns which keys a query sees; mask [..., n] -> [..., n or 1, n]."""
+  """Returns the keys that a query sees, mask [..., n] -> [..., n or 1, n]."""
   n = mask.shape[-1]
   seen = mask[..., None, :]
   if causal:
@@ -93,19 +94,20 @@ def seen_keys(
 def _off_diagonal(weights: jax.Array) -> jax.Array:
   """Returns weights [..., n, n] with zeros on the diagonal.
 
-  A term v_i - v_i is zero whatever its weight. Where a token mostly attends to
-  itself, that weight is all that float32 keeps of a sum over the row.
+  The terms v_i - v_i are zero, so the diagonal does not matter in exact
+  arithmetic. A large weight on the diagonal would absorb the other weights of a
+  row when float32 sums them.
   """
   return weights * (1 - jnp.eye(weights.shape[-1], dtype=weights.dtype))
 
 
 def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns v [..., n, e] less its mean by the weights of a graph.
+  """Returns v [..., n, e] minus its mean, weighted by a graph.
 
-  Differences stay as they are. Where tokens are nearly alike, float32 keeps
-  them only without what all tokens share.
+  Differences of tokens do not change. If tokens are nearly equal, subtracting
+  the mean preserves their differences in float32.
   """
-  # Weigh tokens by how much the graph uses them.
+  # Weigh each token by the sum of its weights in the graph.
   share = jnp.abs(weights).sum(-1) + jnp.abs(weights).sum(-2)
   share = share / _divisor(share.sum(-1, keepdims=True))
   mean = _einsum("...n,...ne->...e", share, v)
@@ -115,18 +117,19 @@ def _centre(v: jax.Array, weights: jax.Array) -> jax.Array:
 def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
   """Returns J = 1/2 sum_ij w_ij |v_i - v_j|^2, the roughness of v, [...].
 
-  Source: equation 6, its integral as a sum. The paper leaves the normalisation
-  open: weights = exp(k_i . k_j / sqrt e) / n^2 is dominated by the keys' norms
-  (see `log_functional_kernel`), so that layers compare by row-stochastic
-  weights over n.
+  Source: equation 6, with its integral as a sum. The paper does not state the
+  normalisation of w. The weights exp(k_i . k_j / sqrt e) / n^2 are dominated by
+  the norms of the keys (see `log_functional_kernel`). To compare layers, use
+  row-stochastic weights divided by n.
 
   Args:
     v: values of the tokens, [..., n, e].
-    weights: weights w of the graph, [..., n, n], not negative.
+    weights: non-negative weights w of the graph, [..., n, n].
   """
   weights = _off_diagonal(weights)
   v = _centre(v, weights)
-  # |v_i - v_j|^2 = |v_i|^2 + |v_j|^2 - 2 v_i . v_j, without [n, n, e].
+  # Use |v_i - v_j|^2 = |v_i|^2 + |v_j|^2 - 2 v_i . v_j, which avoids an array
+  # [n, n, e].
   square = jnp.square(v).sum(-1)
   cross = _einsum("...nm,...ne,...me->...", weights, v, v)
   rows, columns = weights.sum(-1), weights.sum(-2)
@@ -136,20 +139,20 @@ def functional(v: jax.Array, weights: jax.Array) -> jax.Array:
 def log_functional_kernel(
   v: jax.Array, k: jax.Array, mask: jax.Array, causal: bool = False
 ) -> jax.Array:
-  """Returns log J under the weights exp(k_i . k_j / sqrt e) / n^2, [...].
+  """Returns log J with the weights exp(k_i . k_j / sqrt e) / n^2, [...].
 
-  The weights themselves overflow float32 from |k|^2 = 88 sqrt e on, so the
-  greatest is taken out before they are made. -inf for fewer than two tokens.
+  The weights overflow float32 from |k|^2 = 88 sqrt e on, so they are computed
+  relative to the largest weight. The result is -inf for fewer than two tokens.
 
   Source: equations 6 and 11; n is the number of tokens of the sample.
 
   Args:
     v, k: values and keys, [..., n, e].
     mask: [..., n], True at tokens.
-    causal: True if no token sees a later one.
+    causal: True if no token sees a later token.
   """
   seen = seen_keys(mask, causal, diagonal=False) & mask[..., None]
-  # Divide all weights by the greatest, and add its logarithm at the end.
+  # Divide all weights by the largest weight; add its logarithm at the end.
   scores = jnp.where(seen, _scores(k, k), -jnp.inf)
   top = scores.max((-1, -2))
   top = jnp.where(jnp.isfinite(top), top, 0)
@@ -159,9 +162,9 @@ def log_functional_kernel(
 
 
 def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns the gradient of `functional` by v, [..., n, e].
+  """Returns the gradient of `functional` with respect to v, [..., n, e].
 
-  sum_j (v_i - v_j) (w_ij + w_ji).
+  The gradient at token i is sum_j (v_i - v_j) (w_ij + w_ji).
 
   Source: equation 8.
   """
@@ -169,9 +172,10 @@ def gradient(v: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _slope(v: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns sum_j w_ij (v_i - v_j) of v [..., n, e] -> [..., n, e]."""
+  """Returns sum_j w_ij (v_i - v_j), v [..., n, e] -> [..., n, e]."""
   weights = _off_diagonal(weights)
   v = _centre(v, weights)
+  # The sum is v_i sum_j w_ij - sum_j w_ij v_j.
   total = _einsum("...nm,...me->...ne", weights, v)
   return weights.sum(-1)[..., None] * v - total
 
@@ -182,20 +186,21 @@ def step(
   fidelity: jax.Array | float = 0.0,
   first: jax.Array | None = None,
 ) -> jax.Array:
-  """Takes one Euler step of the gradient flow, with a step size for each token.
+  """Returns one Euler step of the gradient flow, with a step size per token.
 
-  A u + lambda (f - u) with A the rows of w + w.T at sum one: attention, and
-  with lambda NeuTRENO's.
+  The step is A u + lambda (f - u), where A is w + w.T with every row divided by
+  its sum. With lambda = 0 this is attention; with lambda > 0 it is NeuTRENO's
+  attention.
 
   Source: equations 10, 12 and 22.
 
   Args:
     u: tokens, [..., n, e].
-    weights: weights k of equation 6, [..., n, n], not negative.
+    weights: non-negative weights k of equation 6, [..., n, n].
     fidelity: weight lambda of the fidelity term.
-    first: values f of the first layer, [..., n, e]; needed with a fidelity.
+    first: values f of the first layer, [..., n, e]; needed for a fidelity term.
   """
-  # Make the weights symmetric, and then each row's sum one.
+  # Make the weights symmetric, and normalise each row to sum one.
   both = weights + weights.mT
   both = both / both.sum(-1, keepdims=True)
   after = _einsum("...nm,...me->...ne", both, u)
@@ -211,19 +216,20 @@ def flow(
 ) -> jax.Array:
   """Returns the gradient flow at a time, in closed form, [..., n, e].
 
-  du/dt = -grad E(u), with grad E of `gradient` and lambda (u - f). The flow
-  goes to the mean of all tokens, which it reaches where `weights` joins all of
-  them; with a fidelity it goes to the minimum of E. E never rises along it. The
-  eigenvectors of the Laplacian do the integration, exact but for rounding.
+  The flow solves du/dt = -grad E(u), where grad E(u) is `gradient` plus
+  lambda (u - f). E never increases along the flow. Without a fidelity term, all
+  tokens converge to their mean if the graph of `weights` is connected. With a
+  fidelity term, the flow converges to the minimum of E. The solution uses the
+  eigenvectors of the graph's Laplacian, and is exact up to rounding.
 
   Source: equations 9 and 21.
 
   Args:
     u: tokens at time 0, [..., n, e].
-    weights: weights k of equation 6, [..., n, n], not negative.
-    time: time of the flow, not negative; a scalar or [...].
+    weights: non-negative weights k of equation 6, [..., n, n].
+    time: non-negative time of the flow; a scalar or [...].
     fidelity: weight lambda of the fidelity term.
-    first: values f of the first layer, [..., n, e]; needed with a fidelity.
+    first: values f of the first layer, [..., n, e]; needed for a fidelity term.
 
   Raises:
     UserError: for a fidelity without `first`.
@@ -236,9 +242,10 @@ def flow(
   eye = jnp.eye(both.shape[-1], dtype=both.dtype)
   rates, basis = jnp.linalg.eigh(both.sum(-1)[..., None] * eye - both)
   rates = jnp.maximum(rates, 0) + fidelity
-  # Each coordinate decays at its rate from its start to its end.
+  # Each coordinate decays exponentially from its start to its end.
   decay = jnp.exp(-rates * jnp.asarray(time)[..., None])[..., None]
   into = basis.mT
+  # The end is 0, or lambda / (rate + lambda) times the coordinate of f.
   end = jnp.zeros_like(u)
   if first is not None:
     share = jnp.where(rates > 0, fidelity / _divisor(rates), 0)
@@ -251,23 +258,24 @@ def gradient_cosine(
 ) -> jax.Array:
   """Returns the cosine of v - A v and v - B v, averaged over tokens, [...].
 
-  It says how near asymmetric attention comes to the gradient of J, which
-  symmetric attention follows. Only the direction of a slope matters, so each
-  row of the weights is first divided by its greatest entry off the diagonal.
-  Tokens without a slope, such as the first of a causal sequence, are left out;
-  NaN where all are.
+  The cosine measures how well asymmetric attention (A) follows the gradient of
+  J, as symmetric attention (B) does. Only the direction of a slope matters, so
+  each row of the weights is first divided by its largest entry off the
+  diagonal. Tokens without a slope are skipped, such as the first of a causal
+  sequence. The mean is NaN if all tokens are skipped.
 
-  Of symmetric attention, whose queries are its keys, it is 1 by construction;
-  the paper prints 0.982 and 0.976 for Sym-DeiT.
+  The cosine of symmetric attention, whose queries are its keys, is 1 by
+  construction. Differs from the paper, which prints 0.982 and 0.976 for
+  Sym-DeiT.
 
   Source: appendix E.1, table 4.
 
   Args:
     v: values of the tokens, [..., n, e].
-    a, b: weights A and B, [..., n, n]; their diagonals play no part.
+    a, b: weights A and B, [..., n, n]; their diagonals are ignored.
     mask: [..., n], True at tokens.
   """
-  # Slopes of both attentions, at length one.
+  # Compute the slopes of both attentions, scaled to length one.
   directions = []
   for weights in (a, b):
     weights = _off_diagonal(weights)
@@ -281,7 +289,7 @@ def gradient_cosine(
 
 
 def head_redundancy(before: jax.Array, after: jax.Array) -> jax.Array:
-  """Returns the cosine of two layers' attention, head by head, [...].
+  """Returns the cosine of the attention of two layers, head by head, [...].
 
   Source: appendix G.2.
 
@@ -296,15 +304,15 @@ def head_redundancy(before: jax.Array, after: jax.Array) -> jax.Array:
 def stationary(scores: jax.Array) -> jax.Array:
   """Returns the stationary distribution of symmetric attention, [..., n].
 
-  pi_j = sum_i exp(s_ij) / sum_il exp(s_il) for symmetric s. A^m v tends to
-  sum_j pi_j v_j at every token.
+  The distribution is pi_j = sum_i exp(s_ij) / sum_il exp(s_il). At every token,
+  A^m v tends to sum_j pi_j v_j as m grows.
 
   Source: equations 19 and 20.
 
   Args:
-    scores: scores s, [..., n, n], symmetric; -inf where there is no token.
+    scores: symmetric scores s, [..., n, n]; -inf at padding.
   """
-  # Sums of rows in logarithms, so that nothing overflows.
+  # Sum the rows in logarithms, which does not overflow.
   log = jax.nn.logsumexp(scores, -1)
   return jax.nn.softmax(log, -1)
 
@@ -314,15 +322,15 @@ def limit(
 ) -> jax.Array:
   """Returns the limit of u <- A u + lambda (f - u) with A fixed, [..., n, e].
 
-  lambda ((1 + lambda) I - A)^-1 f, which is constant over tokens only if f is.
-  The iteration converges if all eigenvalues mu of A have |mu - lambda| < 1, so
-  not for lambda above about 1.
+  The limit is lambda ((1 + lambda) I - A)^-1 f. It is constant over tokens only
+  if f is. The iteration converges if every eigenvalue mu of A satisfies
+  |mu - lambda| < 1, which fails for lambda above about 1.
 
   Source: proposition 1.
 
   Args:
-    weights: attention A, [..., n, n], rows of sum one.
-    fidelity: weight lambda of the fidelity term, positive.
+    weights: attention A, [..., n, n], with rows of sum one.
+    fidelity: weight lambda > 0 of the fidelity term.
     first: values f of the first layer, [..., n, e].
   """
   eye = jnp.eye(weights.shape[-1], dtype=weights.dtype)

@@ -70,7 +70,7 @@ def test_depth_pairs_compare_depths_of_equal_parameters():
   assert points[0].deviation == pytest.approx(0.1)
   small, large = depth.pairs(points)
   assert small.gain == pytest.approx(5.1 - 5.35 / 3 - 10 / 3)
-  assert small.verdict == "not told apart"
+  assert small.verdict == "no significant difference"
   assert large.gain == pytest.approx(0.2)
   assert large.error == pytest.approx(0.01 * math.sqrt(2 / 3))
   # Four degrees of freedom for equal deviations.
