@@ -110,7 +110,7 @@ def patches(images: jax.Array, patch_size: int) -> jax.Array:
 
 
 def _fan_in_uniform() -> nn.initializers.Initializer:
-  """Returns PyTorch's initializer of convolutions, U(-b, b), b = fan_in^-0.5."""
+  """Returns PyTorch's initializer of convolutions: U(-b, b), b^2 = 1/fan_in."""
   return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 

@@ -202,7 +202,7 @@ class Model(nn.Module):
 
   @nn.nowrap
   def stacks(self) -> dict[str, nn.Module]:
-    """Returns an unbound block for each stack of layers, by the stack's name."""
+    """Returns an unbound block for each stack of layers, by stack name."""
     return {"encoder": bind_encoder_block(self.config)(parent=None)}
 
   @nn.nowrap
@@ -379,7 +379,7 @@ def shapes(model: Model) -> Any:
 
 
 def has_statistics(model: Model) -> bool:
-  """Returns True if a model has a BatchNorm, which mixes samples in training."""
+  """Returns True if a model has a BatchNorm, which mixes training samples."""
   config = model.config
   return "batch" in (config.block.get("norm_type"), config.pool_norm)
 

@@ -156,7 +156,7 @@ def _moments(
 
 
 def move_averages(params: Any, statistics: Any) -> Any:
-  """Returns parameters with running averages updated by those of a batch.
+  """Returns parameters with running averages updated by a batch.
 
   average = MOMENTUM average + (1 - MOMENTUM) batch average.
 

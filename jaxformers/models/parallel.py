@@ -97,7 +97,7 @@ def dot_general(
 
   The tokens of all samples become the rows of one matrix. XLA on CPUs
   transposes the gradient of an array with two batch axes, but not the gradient
-  of a matrix. If the mesh splits tokens over devices, the axes are kept, because
+  of a matrix. If the mesh splits tokens over devices, the axes are kept:
   merging them would move tokens between devices. Layers of Linen accept this
   function as their `dot_general`.
 
