@@ -62,6 +62,7 @@ class AdaptiveEmbedding(nn.Module):
   @nn.compact
   def __call__(self, ids: jax.Array) -> jax.Array:
     bounds = edges(self.vocab_size, self.cutoffs)
+    # The widths d / div_value^i of all clusters must be integers.
     if self.div_value < 1 or self.d_model % self.div_value ** len(self.cutoffs):
       raise UserError(
         f"div_value={self.div_value} with {len(self.cutoffs)} cutoffs does not "
@@ -295,6 +296,7 @@ def _backward(
 ) -> tuple[Any, ...]:
   h, table, bias, entry, start, stop = residuals
   size, count, read = _pieces(h, table, entry, start, stop)
+  # Loop over the same chunks as the forward pass, and add up the gradients.
   slope = jnp.pad(slope, (0, size))
 
   def add_piece(k: jax.Array, grads: Any) -> Any:

@@ -295,6 +295,7 @@ class Attention(nn.Module):
         f"head_size={self.head_size} is negative: set it to the number of "
         "channels of a head, or to 0 for d_model / num_heads."
       )
+    # Rotations need square kernels [d, h e].
     is_square = self.head_size in (0, d // self.num_heads)
     if (self.orthogonal or self.orthogonal_output) and not is_square:
       raise UserError(
@@ -311,6 +312,7 @@ class Attention(nn.Module):
         f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
         "raise max_len or cut the sequence."
       )
+    # Check options that need certain inputs.
     missing = {"q", "k"} - {*self.signature.inputs}
     if self.rotary and (missing or (self.head_size or d // self.num_heads) % 2):
       raise UserError(
@@ -330,6 +332,7 @@ class Attention(nn.Module):
         f"fidelity={self.fidelity} adds values of the first layer, but this "
         "mixer has no values: remove fidelity."
       )
+    # Check options that cannot be combined.
     if self.feat_scale and self.options.get("causal"):
       raise UserError(
         "feat_scale=True averages over all tokens, including later ones, so it "
@@ -368,6 +371,7 @@ class Attention(nn.Module):
         f"seed={self.seed}, redraw={self.redraw}: this mixer draws nothing "
         "with these options. Remove both."
       )
+    # Functions that request the carry return (y, carry).
     return y if "carry" in tools else (y, carry)
 
   def _go_on(
@@ -421,6 +425,7 @@ class Attention(nn.Module):
     All projections are computed as one matrix product, in both passes.
     """
     d = x.shape[-1]
+    # Kernels are [d, h, e] and biases [h, e].
     shape = (self.num_heads, self.head_size or d // self.num_heads)
     weights = [self._head_weights(name, d, shape) for name in names]
     kernels, biases = zip(*weights, strict=True)
@@ -460,6 +465,7 @@ class Attention(nn.Module):
       return HeadWeights(
         shape, use_bias, kernel_init(self.init_std), name=name
       )(d)
+    # Split a rotation [d, d] into heads [d, h, e].
     kernel = rotation(self, name, (d, d), self.orthogonal_map)
     bias = None
     if use_bias:
@@ -588,6 +594,7 @@ def attention(
       redraws=defaults.get("redraw", False)
     )
 
+    # The factory of the mixer checks and splits the options of a config.
     def mixer(**values: Any) -> Attention:
       ranges.check(mixer, values)
       # Split the values into options of `attend` and attributes of `Attention`.
@@ -597,6 +604,7 @@ def attention(
       }
       return Attention(attend, signature, options, step, **(defaults | values))
 
+    # Hide options without effect, such as `dropout_rate` without dropout.
     settable = _settable_attributes(signature.tools)
     # Attach what configs and checks read from an entry of the registry.
     entry: Any = mixer

@@ -54,6 +54,7 @@ def head_kernels(
     exact: True for arrays of NumPy in float64; False for arrays of JAX.
   """
   config, head = model.config, params["head"]
+  # List the linear maps of the head in their order.
   names = [
     "hidden" if layer == 0 else f"hidden_{layer}"
     for layer in range(config.head_layers if config.head_dim else 0)
@@ -213,6 +214,7 @@ def check_bound(model: Any, k: int) -> None:
     return
   config = model.config
   reason = ""
+  # Find the first reason for which there is no bound.
   if config.objective != "classification" or not config.vocab_size:
     reason = "it applies to classifiers of token ids only"
   elif config.num_inputs > 1:

@@ -69,6 +69,7 @@ def replaced(reach: np.ndarray, mask: np.ndarray, k: Any) -> Change:
       with one number for each sequence, [b].
   """
   # Keep the k greatest distances of each sequence.
+  # Sort the distances of each sequence in descending order.
   far = -np.sort(-np.where(mask, reach, 0), 1)
   far = np.where(np.arange(far.shape[1]) < np.reshape(k, (-1, 1)), far, 0)
   count = np.maximum(mask.sum(1), 1)
@@ -160,6 +161,7 @@ def certify(
   Raises:
     UserError: for pairs, images, or layers without a bound for all sequences.
   """
+  # Refuse inputs and models without a bound.
   config = model.config
   if config.num_inputs > 1 or config.image:
     raise UserError(
@@ -176,6 +178,7 @@ def certify(
   # Prepare everything that does not depend on the examples.
   evaluation = Evaluation(model, params)
   kernel = head_kernels(model, params)[-1]
+  # Without a bound for single tokens, certify only perturbations.
   reach = None
   if config.vocab_size and has_plain_tokens(config):
     reach = token_reach(np.asarray(token_table(model, params)))

@@ -212,6 +212,7 @@ class ModelConfig(ModelFields):
       )
     make = MIXERS[variant.mixer]
     check_section("mixer", kind, make, options, variant.fixed)
+    # Refuse options that show later tokens to earlier ones.
     if not options["causal"]:
       raise UserError(
         "mixer.causal=False lets a next-token model see the token it has to "
@@ -234,6 +235,7 @@ class ModelConfig(ModelFields):
 
   def _check_objective(self) -> None:
     """Raises UserError for inputs or options that do not suit the objective."""
+    # Check the objective, and options that only some tasks have.
     choose("objective", self.objective, OBJECTIVES)
     if self.patch_size and not self.image:
       raise UserError(
@@ -250,12 +252,14 @@ class ModelConfig(ModelFields):
       raise UserError(
         f"max_len={self.max_len} is too small: set it to at least 1."
       )
+    # Check the number of classes.
     has_classes = self.objective not in NO_CLASSES and not self.has_values
     if self.num_classes < 1 and has_classes:
       raise UserError(
         f"num_classes={self.num_classes}: the objective {self.objective!r} "
         "needs at least one class."
       )
+    # Check that the inputs suit the objective.
     if self.objective in TEXTS and not self.vocab_size:
       raise UserError(
         f"The objective {self.objective!r} takes texts, but this task has "
@@ -280,6 +284,7 @@ class ModelConfig(ModelFields):
     Refuses options of classifiers under another objective, and a class token
     with a causal mixer, which never lets the token see the input.
     """
+    # A prepended token must see the input if the head reads it.
     is_read = self.cls and self.objective in ("classification", "sentences")
     if is_read and self.is_causal:
       raise UserError(
@@ -361,6 +366,7 @@ def check_names(
     kind: description of the options, for the message.
     path: path of the options, for the message; None for `kind`.
   """
+  # Check names and types of all fields, and the name of the model.
   check_options(kind, ModelConfig, options)
   path = kind if path is None else path
   prefix = f"{path}." if path else ""
@@ -442,6 +448,7 @@ def complete_mixer(
   """
   for option in shared:
     choose("option of mixer_defaults", option, attention.shared_options())
+  # Later entries take precedence.
   taken = taken_defaults(variant, shared)
   taken = {k: v for k, v in taken.items() if k not in variant.fixed}
   return {**taken, **variant.defaults, **mixer}
@@ -516,9 +523,11 @@ def check_section(
     fixed: options that the variant sets.
     prefix: path of the parent section with a final dot, for the message, or "".
   """
+  # Only options that neither the encoder nor the variant sets can be changed.
   hidden = HIDDEN[section] | fixed.keys()
   choices = [name for name in field_names(make) if name not in hidden]
   for option in options:
+    # Mixers without a causal form get a message that lists those with one.
     if option == "causal" and option not in choices:
       raise UserError(
         f"{kind} has no causal form. Mixers that have one: "

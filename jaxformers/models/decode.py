@@ -132,6 +132,7 @@ def _check(
       f"generate needs a language model, but the objective of this model is "
       f"{config.objective}: build it with objective='language_model'."
     )
+  # Check the prompt.
   if prompt.ndim != 2 or not (prompt != 0).any(-1).all():
     raise UserError(
       f"prompt has the shape {prompt.shape}: give ids [b, n] with at least one "
@@ -144,7 +145,9 @@ def _check(
       f"the model are 0 to {size - 1}: encode the prompt with the model's "
       "vocabulary."
     )
+  # Check the other arguments.
   _check_sampling(steps, key, temperature, top_k, size)
+  # The last drawn token is not read again.
   total = prompt.shape[1] + steps - 1
   if _is_bounded(model) and total > config.max_len:
     raise UserError(
@@ -215,6 +218,7 @@ def _generate(
     steps: number of tokens to draw; later columns are 0.
   """
   most, most_steps = sizes
+  # Compute rotations and derived products once for all steps.
   variables = make_variables(model, params)
 
   def read(

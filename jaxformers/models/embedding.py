@@ -182,6 +182,7 @@ class Embedding(nn.Module):
     self, ids: jax.Array, mask: jax.Array | None = None
   ) -> jax.Array:
     """Embeds tokens; `mask` [b, n] gives their positions when decoding."""
+    # Check the options that depend on each other.
     choose("positions", self.positions, POSITIONS)
     check_width(self.d_model, concatenate=self.concatenate)
     d = self.d_model // 2 if self.concatenate else self.d_model
@@ -226,6 +227,7 @@ class Embedding(nn.Module):
         'positions="none" does not fill the channels that this block reserves '
         "for positions: choose other positions."
       )
+    # Normalise the sum, as in BERT.
     if self.norm_epsilon:
       x = LayerNorm(self.norm_epsilon, name="norm")(x)
     return x

@@ -112,6 +112,7 @@ class Encoder(nn.Module):
     if train and self.has_rng("dropout"):
       keys = jax.random.split(self.make_rng("dropout"), self.num_layers)
       variables[invertible.KEYS] = jax.random.key_data(keys)
+    # Run the loop; it returns all hidden states only if they are sown.
     outputs, shared = invertible.run_layers(
       layers,
       variables,
@@ -125,6 +126,7 @@ class Encoder(nn.Module):
     if outputs.hidden is not None:
       for hidden in outputs.hidden:
         self.sow("intermediates", "hidden", hidden)
+      # Sow the side output of each layer.
       if outputs.sides is not None:
         for i in range(self.num_layers):
           side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)

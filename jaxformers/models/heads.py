@@ -214,6 +214,7 @@ def check(
     hidden: (head_dim, head_layers).
   """
   width, layers = hidden
+  # More than one hidden layer needs a width.
   if layers < 1 or (layers > 1 and not width):
     raise UserError(
       f"head_layers={layers} with head_dim={width}: give head_layers of 1 or "
@@ -222,6 +223,7 @@ def check(
     )
   choose("pool", pool, POOLS)
   choose("activation", activation, ACTIVATIONS)
+  # Pairs need an interaction, and single inputs have none.
   if num_inputs == 2:
     choose("interaction of a pair", interaction, INTERACTIONS)
   elif interaction:

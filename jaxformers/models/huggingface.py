@@ -217,9 +217,11 @@ def read_config(file: Path) -> tuple[str, Fields]:
   for name in (*_COMMON_SIZES, *_SIZES[kind]):
     _check_size(file, name, config.get(name))
   _check_values(file, fields)
+  # Convert a single number to (height, width).
   for name in ("image_size", "patch_size") if kind != "bert" else ():
     value = fields[name]
     fields[name] = tuple(value) if isinstance(value, list) else (value, value)
+  # Check that the heads have equal sizes.
   heads, width = fields["num_attention_heads"], fields["hidden_size"]
   if width % heads:
     raise UserError(
@@ -238,6 +240,7 @@ def read_config(file: Path) -> tuple[str, Fields]:
         f"{name}={config[name]!r} in {file} is not supported: {remedy}."
       )
   _warn_of_unknown(file, config, {*_SIZES[kind], *_DEFAULTS[kind], *refused})
+  # Count the labels; transformers has two by default.
   labels = fields["id2label"]
   if labels is not None:
     fields["num_labels"] = len(labels)
@@ -250,6 +253,7 @@ def _find_kind(config: Mapping[str, Any]) -> Any:
   """Returns model_type, or infers it from other fields in older files."""
   if "model_type" in config:
     return config["model_type"]
+  # Segments indicate a BERT, and patches a ViT or a DeiT.
   if "type_vocab_size" in config and "vocab_size" in config:
     return "bert"
   names = config.get("architectures") or [""]
@@ -270,6 +274,7 @@ def _check_size(file: Path, name: str, value: Any) -> None:
   Sizes of images and patches may be pairs (height, width) of positive integers.
   Patches must be square.
   """
+  # Accept a number, or a pair of numbers for images and patches.
   is_pair = isinstance(value, list) and len(value) == 2
   can_be_pair = name in ("image_size", "patch_size")
   entries = value if is_pair and can_be_pair else [value]
@@ -286,6 +291,7 @@ def _check_size(file: Path, name: str, value: Any) -> None:
 
 def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
   """Raises UserError for an obeyed field whose type or value is not valid."""
+  # Check numbers.
   epsilon = fields["layer_norm_eps"]
   if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
     raise UserError(
@@ -302,6 +308,7 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
   for name in ("num_channels", "type_vocab_size"):
     if name in fields:
       _check_size(file, name, fields[name])
+  # Check flags and names.
   for name in ("qkv_bias", "is_decoder"):
     if name in fields and not isinstance(fields[name], bool):
       raise UserError(
@@ -365,6 +372,7 @@ def read_normalisation(folder: Path) -> Normalisation | None:
   if not file.is_file():
     return None
   fields = read_json(file)
+  # Refuse another order of the channels.
   if fields.get("do_flip_channel_order"):
     raise UserError(
       f"do_flip_channel_order=True in {file} is not supported: jaxformers "
@@ -415,6 +423,7 @@ def _find_side(file: Path, fields: Mapping[str, Any]) -> int:
         0  # Only the shortest edge is given, so that images differ in size.
       )
     size = [size["height"], size.get("width")]
+  # Only square images are supported.
   sides = size if isinstance(size, list) else [size, size]
   if any(type(side) is not int or side < 0 for side in sides):
     raise UserError(

@@ -166,6 +166,7 @@ def _check_contraction(
   """Raises UserError if a branch of layer i needs more than max_steps steps."""
   for name, bound in constants.items():
     # The error falls by a factor of `bound` in every step.
+    # Solve bound^steps = eps for the number of steps.
     rate = math.log(max(bound, eps))
     needed = math.log(eps) / rate if rate < 0 else math.inf
     if needed > max_steps:

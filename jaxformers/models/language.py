@@ -79,6 +79,7 @@ class LanguageModel(Model):
     # Compute the sizes of the shortlist and of each cluster.
     bounds = edges(config.vocab_size, cutoffs)
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    # Parameters of the embedding, which tied softmaxes share.
     embedded: Any = self.variables["params"]["encoder"]["embedding"]["tokens"]
     tables, projections, biases = [], [], []
     # Create the table of each cluster, or share the table of the embedding.

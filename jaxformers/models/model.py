@@ -70,6 +70,7 @@ def _bind(
     "max_len": length,
     **wiring,
   }
+  # Pass only arguments for which the module has a field.
   fields = field_names(make)
   return functools.partial(
     make, **options, **{k: v for k, v in wiring.items() if k in fields}
@@ -170,6 +171,7 @@ def _check_reversible(config: ModelConfig) -> None:
       'memory="reversible" needs layers that can be inverted. Choose a model '
       f'from {model_names()}, or memory="recomputed".'
     )
+  # With few layers, branches contract too slowly.
   if config.num_layers < layers.least_layers:
     raise UserError(
       f'memory="reversible" with num_layers={config.num_layers}: alpha / '
@@ -344,6 +346,7 @@ def encoder(name: str, **options: Any) -> EncoderModel:
     UserError: as for `build`; and for a field of a head.
   """
   for option in options:
+    # Refuse fields of the head.
     if option not in ENCODER_FIELDS:
       raise unknown("argument of encoder", option, ENCODER_FIELDS)
   config = _named_config("encoder", name, {**options, "num_classes": 1})

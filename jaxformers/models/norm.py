@@ -128,6 +128,7 @@ class BatchNorm(nn.Module):
       centred = centred - _along(total / count, x)
       kept = jnp.where(mask[..., None], centred, 0)
       variance = sum_over_devices(column_sums(jnp.square(kept))) / count
+    # y = scale (x - mean) / sqrt(variance + epsilon) + bias.
     unit = centred * _along(jax.lax.rsqrt(variance + self.epsilon), x)
     return _along(scale, x) * unit + _along(bias, x)
 

@@ -158,6 +158,7 @@ def _stacked(*names: str) -> Tensor:
   """Returns the conversion of k vectors [1, 1, d]: stack them to [k, d]."""
 
   def fits(*shapes: Shape) -> bool:
+    # Each tensor must be a vector of the width of the parameter's rows.
     *theirs, ours = shapes
     is_vector = [math.prod(shape) == shape[-1] for shape in theirs if shape]
     return (len(theirs), *theirs[0][-1:]) == ours and all(is_vector)
@@ -179,6 +180,7 @@ def _distilled_head(*names: str) -> dict[str, Tensor]:
     *names: names of the heads: of the class token, and of the distillation
       token if it has a head.
   """
+  # Each of k heads contributes 1 / k of the logits.
   share = 1 / len(names)
 
   def convert(*arrays: Any) -> np.ndarray:
@@ -232,6 +234,7 @@ def _layers(
   """
   tensors: dict[str, Tensor] = {}
   for i in range(count):
+    # Map attention, feed-forward and both LayerNorms of layer i.
     theirs, ours = f"encoder.layer.{i}", f"encoder/layer_{i}"
     for name in ("query", "key", "value"):
       tensors |= _dense(f"{theirs}.{attention}.{name}", f"{ours}/mixer/{name}")
@@ -249,6 +252,7 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
   Args:
     config: fields from `huggingface.read_config`, and `kind`.
   """
+  # Set the options of the model.
   (height, width), (patch, _) = config["image_size"], config["patch_size"]
   is_deit = config["kind"] == "deit"
   options = {
@@ -262,6 +266,7 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
   }
   # List the tensors of each parameter.
   theirs, ours = "embeddings.patch_embeddings.projection", "encoder/embedding"
+  # DeiT has a distillation token in addition to the class token.
   front = ["embeddings.cls_token"]
   front += ["embeddings.distillation_token"] if is_deit else []
   count = (height // patch) * (width // patch) + len(front)
@@ -397,6 +402,7 @@ def _find_files(folder: Path) -> list[Path]:
   """
   files = [folder / "config.json", folder / "model.safetensors"]
   index = folder / "model.safetensors.index.json"
+  # Refuse weights that are split over several files.
   if index.is_file() and not files[1].is_file():
     raise UserError(
       f"{index} lists several files, but only a single file can be read: load "
@@ -434,6 +440,7 @@ def _translate(
   file: Path,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
   """Returns the fields of config.json, options of `build`, and tensors."""
+  # Read the options and tensors that depend on the kind of the model.
   kind, config = huggingface.read_config(file)
   config = {**config, "kind": kind}
   options, tensors = _KINDS[kind](config)
@@ -526,6 +533,7 @@ def load(
   init = jax.jit(functools.partial(model.init, train=False))
   start = init(jax.random.key(0), model.example())["params"]
   chosen = _fill(start, checkpoint, str(folder))
+  # Warn of a random head that was not requested.
   new = [path for path in chosen.new if path.startswith("head/")]
   if has_head and new:
     warnings.warn(
@@ -620,6 +628,7 @@ def _fill(
   ]
   if differences:
     raise transplant.refuse(folder, differences, advice)
+  # Group the paths by what happened to the parameters.
   groups = (params.keys() - {*resized, *new}, resized, new, unused)
   tree = flax.traverse_util.unflatten_dict(params, sep="/")
   return transplant.Transplant(tree, *(tuple(sorted(g)) for g in groups))

@@ -95,6 +95,7 @@ def decoder_block(config: ModelConfig) -> Make:
 
   These layers have no drop path, and the dropout rate of the decoder.
   """
+  # Replace the rates of the encoder's block.
   head = decoder_options(config)
   fields = field_names(BLOCKS[config.block_name])
   changes = {

@@ -208,6 +208,7 @@ def _check_vocabulary(
   """
   shared = min(len(theirs), len(ours))
   if theirs[:shared] != ours[:shared]:
+    # Report the first id whose tokens differ.
     first = next(i for i in range(shared) if theirs[i] != ours[i])
     raise UserError(
       f"{name} has another vocabulary: id {first} is {theirs[first]!r} there "
@@ -271,6 +272,7 @@ def resize_positions(
     return table
   if front is None:
     front = int(math.isqrt(len(table)) ** 2 != len(table))
+  # Compute the sides k and m of both grids.
   old, new = (math.isqrt(max(n - front, 0)) for n in (len(table), count))
   if (old**2 + front, new**2 + front) != (len(table), count):
     raise UserError(

@@ -183,6 +183,7 @@ def semi_orthogonal(
   Raises:
     UserError: if neither number is a multiple of the other.
   """
+  # Draw k rotations [d, d], and concatenate them.
   d, longer = sorted(shape)
   count, rest = divmod(longer, d)
   if rest:

@@ -198,6 +198,7 @@ class CoupledLayers(InvertibleLayers):
       for kind, tree in variables.items()
       if kind in ("params", "rotations", "random") and name in tree
     }
+    # Keys exist only in training.
     keys = variables.get(KEYS)
     mixer = self.block.mixer(parent=None)
     tools = getattr(getattr(mixer, "signature", None), "tools", ())
@@ -213,6 +214,7 @@ class CoupledLayers(InvertibleLayers):
     the tokens.
     """
     # Build the layer below "encoder/layer_i", so that its path is the same.
+    # Read the options of the unbound block.
     options = {
       field.name: getattr(self.block, field.name)
       for field in dataclasses.fields(self.block)
@@ -306,6 +308,7 @@ class CoupledLayers(InvertibleLayers):
     rates = self._rates(weights)
     if rates is None:
       return {}
+    # The layer composes both updates, so the factors multiply.
     greatest = math.prod(map(_shear, rates))
     f, g = rates
     interval = 1 / greatest, greatest
@@ -326,6 +329,7 @@ class CoupledLayers(InvertibleLayers):
     def move(change: Change, n: Any) -> Change:
       # Each update adds a branch of one half to the other half.
       for rate in rates:
+        # Bound mean and norm, and use norm / sqrt(n) if it is the better bound.
         mean = change.mean + rate * change.norm / n**0.5
         norm = _shear(rate) * change.norm
         mean = lesser(mean, norm / n**0.5)
@@ -342,6 +346,7 @@ class CoupledLayers(InvertibleLayers):
     rngs = None
     if KEYS in weights:
       key = jax.random.wrap_key_data(weights[KEYS])
+      # Derive separate streams for dropout and for redrawn arrays.
       rngs = {"dropout": key, "random": jax.random.fold_in(key, 1)}
     return self.block.apply(
       collections,

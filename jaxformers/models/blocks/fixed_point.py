@@ -25,6 +25,7 @@ def enough_steps(rate: float) -> int:
   Args:
     rate: Lipschitz constant in [0, 1]. Values above 0.999 count as 0.999.
   """
+  # Solve rate^steps = eps for the number of steps.
   eps = float(np.finfo(np.float64).eps)
   rate = min(max(rate, eps), 0.999)
   return math.ceil(math.log(eps) / math.log(rate)) + 8

@@ -42,7 +42,7 @@ class Shared(NamedTuple):
   sown: Mapping[str, Mapping[str, jax.Array]]
 
   def sow(self, module: nn.Module) -> None:
-    """Sows `sown` into the collections of a module, during the module's call."""
+    """Sows `sown` into the collections of a module, during its call."""
     for collection, arrays in self.sown.items():
       for name, array in arrays.items():
         module.sow(collection, name, array)
@@ -218,7 +218,7 @@ class InvertibleLayers(abc.ABC):
     return []
 
   def parts(self, weights: Any, x: jax.Array, shared: Any) -> jax.Array | None:
-    """Returns the outputs of the experts, [b, e, n, d]; None if there are none."""
+    """Returns the outputs of the experts, [b, e, n, d]; None if none exist."""
     del weights, x, shared
     return None
 
@@ -341,6 +341,7 @@ def run_layers(
   args = (layers, stacked, x, shared.value, mask)
   if keep_hidden:
     return stored(*args), shared
+  # Otherwise recompute or invert the layers in the backward pass.
   run = reversible if memory == "reversible" else recomputed
   return Outputs(run(*args)), shared
 
@@ -431,6 +432,7 @@ def _reversible_backward(
     y, g, g_shared = carry
     weights, side = layer
     # Invert the layer, then apply it to its input to compute the gradient.
+    # The next step of the loop inverts the layer before, from its output x.
     x = inverse(layers, weights, y, shared, mask, side)
 
     def run(x: jax.Array, numbers: Any, common: Any) -> jax.Array:
@@ -453,6 +455,7 @@ def _reversible_backward(
 def _floats(tree: Any) -> Any:
   """Returns a tree in which arrays of integers are replaced by None."""
 
+  # Only floats have gradients.
   def keep(leaf: jax.Array) -> jax.Array | None:
     return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 

@@ -130,6 +130,7 @@ class TwoBranches(nn.Module):
     def dropout(x: jax.Array, rate: float = self.dropout_rate) -> jax.Array:
       return make_dropout(self, rate, train=train)(x)
 
+    # Read the options of both branches.
     after_mixer, inside = self.dropout_rates()
     path = self._drop_path(train)
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
