@@ -299,10 +299,9 @@ class Attention(nn.Module):
     is_square = self.head_size in (0, d // self.num_heads)
     if (self.orthogonal or self.orthogonal_output) and not is_square:
       raise UserError(
-        f"head_size={self.head_size} with {self.num_heads} heads does not give "
-        "square matrices at d_model="
-        f"{d}, which orthogonal=True and orthogonal_output=True need: remove "
-        "head_size."
+        "orthogonal=True and orthogonal_output=True need square matrices, but "
+        f"head_size={self.head_size} with {self.num_heads} heads differs from "
+        f"the width {d}: remove head_size."
       )
 
   def _check_options(self, n: int, d: int) -> None:

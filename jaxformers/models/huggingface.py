@@ -63,46 +63,47 @@ ACTIVATIONS = {
 
 # Fields that change the outputs, with the supported values and a remedy for
 # other values.
-_EXPORT = "load the model with transformers, and save_pretrained it without"
+_EXPORT = "load the model with transformers, and save it without"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-  "add_cross_attention": ((False,), "give a model without cross-attention"),
+  "add_cross_attention": ((False,), "use a model without cross-attention"),
   "cross_attention_hidden_size": (
     (None,),
-    "give a model without cross-attention",
+    "use a model without cross-attention",
   ),
-  "is_encoder_decoder": ((False,), "give an encoder"),
-  "pruned_heads": (({}, None), "give a model with all of its heads"),
+  "is_encoder_decoder": ((False,), "use an encoder without a decoder"),
+  "pruned_heads": (({}, None), "use a model without pruned heads"),
   "quantization_config": ((None,), f"{_EXPORT} quantization"),
   "compression_config": ((None,), f"{_EXPORT} compression"),
   "auto_map": (
     (None, {}),
-    "its code is not run: give a model of transformers itself",
+    "custom code is not run: use a model class of transformers",
   ),
-  "per_layer_config": ((None, {}), "give a model whose layers are alike"),
+  "per_layer_config": ((None, {}), "use a model with equal layers"),
   "problem_type": (
     (None, "single_label_classification"),
-    "models here tell classes apart: to read its outputs as logits of classes, "
-    "or to replace its head, set the field to null in a copy of the folder",
+    "only classification with one label is supported. To read the outputs as "
+    "logits of classes, or to replace the head, set the field to null in a "
+    "copy of the folder",
   ),
 }
 _REFUSED_BERT: dict[str, tuple[tuple[Any, ...], str]] = {
   "position_embedding_type": (
     ("absolute",),
-    "give a BERT with absolute positions",
+    "use a BERT with absolute positions",
   ),
   "pad_token_id": (
     (0,),
-    "id 0 is padding here: exchange the rows of both ids in word_embeddings "
-    "and in vocab.txt, and set the field to 0",
+    "the padding id must be 0: exchange the rows of both ids in "
+    "word_embeddings and in vocab.txt, and set the field to 0",
   ),
-  "directionality": (("bidi",), "give a BERT that reads in both directions"),
+  "directionality": (("bidi",), "use a bidirectional BERT"),
   "pooler_type": (
     ("first_token_transform",),
-    "give a BERT that pools the first token",
+    "use a BERT that pools the first token",
   ),
 }
 _REFUSED_IMAGE: dict[str, tuple[tuple[Any, ...], str]] = {
-  "is_decoder": ((False,), "give an encoder"),
+  "is_decoder": ((False,), "use an encoder"),
 }
 
 # Fields without effect on a forward pass in evaluation. They concern training,
@@ -194,17 +195,17 @@ def read_json(file: Path) -> Fields:
 
 
 def read_config(file: Path) -> tuple[str, Fields]:
-  """Returns the kind of a model, and all fields that are obeyed.
+  """Returns the kind of a model, and the fields of its config.json.
 
-  Warns of fields that are not known.
+  Unknown fields are listed in a warning.
 
   Args:
-    file: config.json.
+    file: path of config.json.
 
   Returns:
-    The kind, in `KINDS`; and the fields with the defaults of those that are
-    missing. `image_size` and `patch_size` are (height, width); `num_labels` is
-    the number of labels; `head` says how the head is read.
+    The kind, in `KINDS`; and the fields, with defaults for missing ones.
+    `image_size` and `patch_size` are (height, width), `num_labels` is the
+    number of labels, and `head` is the kind of head, see `_HEADS`.
 
   Raises:
     UserError: for a damaged file, another kind of model, a missing size, or a
@@ -213,7 +214,7 @@ def read_config(file: Path) -> tuple[str, Fields]:
   config = read_json(file)
   kind = choose(f"model_type in {file}:", _find_kind(config), KINDS)
   fields = _DEFAULTS[kind] | config
-  # Check the fields that become sizes and options of the model.
+  # Check the fields that determine sizes and options of the model.
   for name in (*_COMMON_SIZES, *_SIZES[kind]):
     _check_size(file, name, config.get(name))
   _check_values(file, fields)
@@ -231,8 +232,14 @@ def read_config(file: Path) -> tuple[str, Fields]:
   # Refuse fields that change the outputs, and warn of unknown ones.
   refused = _REFUSED | (_REFUSED_BERT if kind == "bert" else _REFUSED_IMAGE)
   refused |= {
-    "head_dim": ((None, width // heads), "give heads of hidden_size / heads"),
-    "embedding_size": ((None, width), "give embeddings of the hidden size"),
+    "head_dim": (
+      (None, width // heads),
+      "use a model with head_dim = hidden_size / num_attention_heads",
+    ),
+    "embedding_size": (
+      (None, width),
+      "use a model with embedding_size = hidden_size",
+    ),
   }
   for name, (allowed, remedy) in refused.items():
     if name in config and not any(_is_same(config[name], v) for v in allowed):
@@ -284,7 +291,7 @@ def _check_size(file: Path, name: str, value: Any) -> None:
     )
   if name == "patch_size" and entries[0] != entries[-1]:
     raise UserError(
-      f"patch_size={value!r} in {file} is not supported: give a model of "
+      f"patch_size={value!r} in {file} is not supported: use a model with "
       "square patches."
     )
 
@@ -316,7 +323,7 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
       )
   if fields["hidden_act"] not in list(ACTIVATIONS):
     raise UserError(
-      f"hidden_act={fields['hidden_act']!r} in {file} is not supported: give a "
+      f"hidden_act={fields['hidden_act']!r} in {file} is not supported: use a "
       f"model with one of {', '.join(ACTIVATIONS)}."
     )
 
@@ -431,7 +438,7 @@ def _find_side(file: Path, fields: Mapping[str, Any]) -> int:
     )
   if sides[0] != sides[-1]:
     raise UserError(
-      f"{name}={fields[name]!r} in {file} is not supported: give a model of "
+      f"{name}={fields[name]!r} in {file} is not supported: use a model with "
       "square images."
     )
   return sides[0]

@@ -19,8 +19,8 @@ INPUT = "input"  # Maps B from input to state.
 OUTPUT = "output"  # Maps C from state to output.
 
 KINDS = (EIGENVALUES, STEP, INPUT, OUTPUT)
-# Kinds without weight decay by default. Values near zero do not make the model
-# simpler for these parameters.
+# Kinds without weight decay by default. Decay towards zero does not simplify
+# the model for these parameters.
 UNDECAYED = (EIGENVALUES, STEP)
 
 
