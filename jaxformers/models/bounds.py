@@ -187,7 +187,7 @@ def nearest_wrong(
   params = variables["params"]
   table = token_table(model, params)
   bound = find_bound(model, variables, exact=False)
-  # `check_margin` refuses other models.
+  # `check_bound` refuses other models.
   assert table is not None and bound is not None
   # Bound how far each token can move, [b, n], and take the k farthest.
   sizes = jnp.linalg.norm(table[1:], axis=-1)

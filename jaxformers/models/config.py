@@ -256,14 +256,14 @@ class ModelConfig(ModelFields):
     has_classes = self.objective not in NO_CLASSES and not self.has_values
     if self.num_classes < 1 and has_classes:
       raise UserError(
-        f"num_classes={self.num_classes}: the objective {self.objective!r} "
-        "needs at least one class."
+        f"num_classes={self.num_classes} is too small: the objective "
+        f"{self.objective!r} needs at least one class."
       )
     # Check that the inputs suit the objective.
     if self.objective in TEXTS and not self.vocab_size:
       raise UserError(
         f"The objective {self.objective!r} takes texts, but this task has "
-        "numbers or images."
+        "numbers or images: choose a task of texts."
       )
     if self.separator >= max(self.vocab_size, 1):
       raise UserError(
@@ -271,11 +271,14 @@ class ModelConfig(ModelFields):
         f"{self.vocab_size}: give a smaller id, or 0 for no separator."
       )
     if self.objective == "segmentation" and not self.image:
-      raise UserError("Segmentation takes images, but this task has sequences.")
+      raise UserError(
+        "Segmentation takes images, but this task has sequences: choose a task "
+        "of images."
+      )
     if self.objective in (*NEXT, *MASKED) and self.image:
       raise UserError(
         f"The objective {self.objective!r} takes sequences, but this task has "
-        "images."
+        "images: choose a task of sequences."
       )
 
   def _check_pool(self) -> None:
@@ -330,11 +333,11 @@ def block_of(variant: Variant, *, coupled: bool) -> str:
   return "coupled" if coupled else variant.block
 
 
-# Objectives that predict the next token or value, ...
+# Objectives that predict the next token or value.
 NEXT = ("language_model", "next_tokens", "next_values")
-# ... masked tokens or values, ...
+# Objectives that predict masked tokens or values.
 MASKED = ("masked_tokens", "masked_values")
-# ... and a result for texts.
+# Objectives that take only texts.
 TEXTS = ("spans", "sentences")
 OBJECTIVES = ("classification", "segmentation", *NEXT, *MASKED, *TEXTS)
 NO_CLASSES = ("language_model", *TEXTS)

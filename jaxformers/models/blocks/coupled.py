@@ -213,8 +213,8 @@ class CoupledLayers(InvertibleLayers):
     They depend on the path and on the greatest length of the mixer, but not on
     the tokens.
     """
-    # Build the layer below "encoder/layer_i", so that its path is the same.
-    # Read the options of the unbound block.
+    # Build the layer with the options of the unbound block, at the path
+    # "encoder/layer_i".
     options = {
       field.name: getattr(self.block, field.name)
       for field in dataclasses.fields(self.block)
