@@ -271,10 +271,7 @@ class ModelConfig(ModelFields):
         f"{self.vocab_size}: give a smaller id, or 0 for no separator."
       )
     if self.objective == "segmentation" and not self.image:
-      raise UserError(
-        "Segmentation takes images, but this task has sequences: choose a task "
-        "of images."
-      )
+      raise UserError("Segmentation takes images, but this task has sequences.")
     if self.objective in (*NEXT, *MASKED) and self.image:
       raise UserError(
         f"The objective {self.objective!r} takes sequences, but this task has "
