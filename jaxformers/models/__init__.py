@@ -1,4 +1,7 @@
-"""Models by name. A model is a mixer in a block, under the one encoder."""
+"""Models by name. A model consists of an encoder, its blocks and their mixers.
+
+All models share one encoder. The name of a model selects a block and a mixer.
+"""
 
 from jaxformers.models import blocks, isometric, mixers, transject
 from jaxformers.models.blocks.contract import BLOCKS

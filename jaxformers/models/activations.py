@@ -1,4 +1,4 @@
-"""Activation functions by name, with gradients that CPUs compute fast."""
+"""Activation functions by name, with gradients that are fast on CPUs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxformers.models.reductions import wide
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-  """Returns x Phi(x), with the normal distribution function Phi.
+  """Returns GELU(x) = x Phi(x), where Phi is the normal distribution function.
 
-  The forward pass keeps the slope, Phi(x) + x Phi'(x), and no other array. XLA
-  on CPUs would compute the error function again for every product that reads
-  the result. As in PyTorch, Phi is right to half a unit in the last place of 1.
+  The forward pass stores only the slope Phi(x) + x Phi'(x). Otherwise XLA on
+  CPUs would compute the error function again for every product that reads the
+  result. The error of Phi is half a unit in the last place of 1, as in PyTorch.
 
   Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415, the
   exact form.
@@ -32,6 +32,7 @@ def _gelu_jvp(
   x: tuple[jax.Array], dx: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
   precise = wide(x[0])
+  # d/dx (x Phi(x)) = Phi(x) + x exp(-x^2 / 2) / sqrt(2 pi).
   below = _distribution(precise)
   slope = below + precise * jnp.exp(-jnp.square(precise) / 2) / _SQRT_2_PI
   dtype = x[0].dtype
@@ -47,10 +48,11 @@ def _distribution(x: jax.Array) -> jax.Array:
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
-  """Returns x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, near to GELU.
+  """Returns x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, close to GELU.
 
-  Finite for all finite x, and so is the gradient: x is cut to +-16 before its
-  cube, and beyond that the hyperbolic tangent is 1 or -1 in float64, too.
+  The result and its gradient are finite for all finite x: x is clipped to +-16
+  before the cube. Beyond +-16 the hyperbolic tangent is 1 or -1 even in
+  float64.
 
   Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415, section
   2.
@@ -62,14 +64,14 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def elu(x: jax.Array) -> jax.Array:
-  """Returns x where it is positive and exp(x) - 1 elsewhere, in the type of x.
+  """Returns x where x is positive and exp(x) - 1 elsewhere, in the type of x.
 
-  The gradient, 1 + min(y, 0), needs the output y alone: the backward pass keeps
-  no input and computes no exponential.
+  The gradient is 1 + min(y, 0). It needs only the output y: the backward pass
+  stores no input and computes no exponential.
 
-  The error is half a unit in the last place of 1. `jax.nn.elu` is right to one
-  unit of the result, at two to three times the cost on CPUs; the callers add
-  the result to numbers of order 1.
+  The error is half a unit in the last place of 1, which suffices because the
+  callers add the result to numbers of order 1. The error of `jax.nn.elu` is one
+  unit in the last place of the result, at two to three times the cost on CPUs.
   """
   precise = wide(x)
   low = jnp.exp(jnp.minimum(precise, 0)) - 1
@@ -80,6 +82,7 @@ def elu(x: jax.Array) -> jax.Array:
 def _elu_jvp(
   x: tuple[jax.Array], dx: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
+  # The slope is 1 for x > 0, and exp(x) = 1 + y elsewhere.
   y = elu(*x)
   return y, dx[0] * (1 + jnp.minimum(y, 0))
 
@@ -91,7 +94,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "silu": nn.silu,
   "tanh": nn.tanh,
 }
-# Their greatest slopes, rounded up.
+# Lipschitz constants of the activations (their greatest slopes), rounded up.
 SLOPES = {
   "gelu": 1.13,
   "gelu_tanh": 1.13,

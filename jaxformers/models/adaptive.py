@@ -1,11 +1,11 @@
 """Adaptive embedding and softmax, for vocabularies of 100,000 words and more.
 
 Frequent words form a shortlist, and rarer words form clusters. The shortlist
-has one entry for each cluster. Embedding and softmax share their tables.
+has one extra entry for each cluster. Embedding and softmax share their tables.
 
 Sources: Grave et al. 2017, https://arxiv.org/abs/1609.04309; Baevski and Auli
-2019, https://arxiv.org/abs/1809.10853; the form without narrower tables
-(div_value=1) is that of NeuTRENO's runs on WikiText-103.
+2019, https://arxiv.org/abs/1809.10853. NeuTRENO's runs on WikiText-103 use
+tables of equal width (div_value=1).
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ CHUNK = 1 << 24  # Greatest number of logits in memory at a time.
 
 
 def edges(vocab_size: int, cutoffs: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the bounds of shortlist and clusters: (0, *cutoffs, vocab_size).
+  """Returns the id bounds of shortlist and clusters: (0, *cutoffs, vocab_size).
 
   Raises:
-    UserError: for cutoffs that do not rise or reach the vocabulary's size.
+    UserError: for cutoffs that do not rise, or that are not between 0 and the
+      size of the vocabulary.
   """
   bounds = (0, *cutoffs, vocab_size)
   if any(a >= b for a, b in itertools.pairwise(bounds)):
     raise UserError(
-      f"cutoffs={cutoffs} of a vocabulary of {vocab_size:,} ids must rise and "
-      "lie between 0 and its size: leave out those that are too large."
+      f"cutoffs={cutoffs} must rise and lie between 0 and the size of the "
+      f"vocabulary, {vocab_size:,}: remove the cutoffs that are too large."
     )
   return bounds
 
 
 class AdaptiveEmbedding(nn.Module):
-  """Embeds ids [b, n] -> float32 [b, n, d], by one table for each cluster.
+  """Embeds ids [b, n] -> float32 [b, n, d], with one table for each cluster.
 
-  The parameters are `table_i` [size, d / div_value^i] and, if that is narrower
+  The parameters are `table_i` [size, d / div_value^i] and, for tables narrower
   than d, `project_i` [d / div_value^i, d].
 
   Attributes:
@@ -61,6 +62,7 @@ class AdaptiveEmbedding(nn.Module):
   @nn.compact
   def __call__(self, ids: jax.Array) -> jax.Array:
     bounds = edges(self.vocab_size, self.cutoffs)
+    # The widths d / div_value^i of all clusters must be integers.
     if self.div_value < 1 or self.d_model % self.div_value ** len(self.cutoffs):
       raise UserError(
         f"div_value={self.div_value} with {len(self.cutoffs)} cutoffs does not "
@@ -132,8 +134,11 @@ def _logits(h: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def log_probabilities(softmax: Softmax, h: jax.Array) -> jax.Array:
-  """Returns log p of every id, h [..., d] -> f32 [..., ids]; padding: -inf."""
-  # log p of a rare word is log p of its cluster plus that in the cluster.
+  """Returns log p of every id: h [..., d] -> float32 [..., ids].
+
+  The padding id has log p = -inf.
+  """
+  # log p(rare word) = log p(cluster) + log p(word | cluster).
   head = softmax.head(h)
   short = len(softmax.tables[0])
   tails = (
@@ -146,24 +151,26 @@ def log_probabilities(softmax: Softmax, h: jax.Array) -> jax.Array:
 def log_likelihood(
   softmax: Softmax, h: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """Returns log p of the targets, without the logits of all ids at once.
+  """Returns log p of the targets, without computing the logits of all ids.
 
-  Equals `log_probabilities` at the targets. Tokens are sorted by the cluster of
-  their target, so that the logits of a cluster are computed for its tokens
-  alone, piece by piece in both directions. One piece is in memory at a time,
-  whatever the vocabulary. (If jit splits the batch over devices, sorting moves
-  tokens between them; under pmap every device sorts its tokens.)
+  The result equals `log_probabilities` at the targets. Tokens are sorted by the
+  cluster of their target. The logits of a cluster are computed only for its
+  tokens, in chunks, in the forward and the backward pass. One chunk is in
+  memory at a time, for every size of the vocabulary. (If jit splits the batch
+  over devices, sorting moves tokens between devices. Under pmap each device
+  sorts its tokens.)
 
   Args:
-    softmax: weights of the model.
+    softmax: weights of the adaptive softmax.
     h: hidden vectors, [t, d].
-    targets: ids from 1, int32 [t].
-    weights: [t]; a token of weight 0 has the result 0 and costs nothing.
+    targets: target ids, from 1, int32 [t].
+    weights: weights of the tokens, [t]. A token of weight 0 has the result 0
+      and costs nothing.
 
   Returns:
-    float32 [t].
+    Log probabilities of the targets, float32 [t].
   """
-  # Sort tokens by the cluster of their target; those of weight 0 come last.
+  # Sort tokens by the cluster of their target; tokens of weight 0 come last.
   sizes = [len(table) for table in softmax.tables]
   count = len(sizes)
   starts = jnp.cumsum(jnp.array([0, *sizes]))
@@ -171,9 +178,10 @@ def log_likelihood(
   cluster = jnp.where(weights > 0, cluster, count)
   order = jnp.argsort(cluster, stable=True)
   h, cluster = h[order], cluster[order]
+  # Index the target in its cluster, and find the first token of each cluster.
   entry = targets[order] - starts[jnp.minimum(cluster, count - 1)]
   first = jnp.searchsorted(cluster, jnp.arange(count + 1))
-  # Add log p of the target in the shortlist, or else of its cluster there.
+  # Add log p of the target if it is in the shortlist, else of its cluster.
   table, bias = softmax.tables[0], softmax.biases[0]
   bias = bias.at[0].set(-jnp.inf)
   if count > 1:
@@ -181,7 +189,7 @@ def log_likelihood(
     bias = jnp.concatenate([bias, softmax.cluster_bias])
   head = jnp.where(cluster == 0, entry, sizes[0] + cluster - 1)
   total = _log_p_of_rows(h, table, bias, head, first[0], first[-1])
-  # Add log p of the target in its cluster.
+  # Add log p(target | cluster).
   for i in range(1, count):
     # Narrow the hidden vectors to the width of the cluster's table.
     narrow, projection = h, softmax.projections[i]
@@ -190,6 +198,7 @@ def log_likelihood(
     tail = (softmax.tables[i], softmax.biases[i])
     rows = (first[i], first[i + 1])
     total = total + _log_p_of_rows(narrow, *tail, entry, *rows)
+  # Undo the sorting.
   return jnp.zeros(len(h), jnp.float32).at[order].set(total)
 
 
@@ -202,20 +211,21 @@ def _log_p_of_rows(
   start: jax.Array,
   stop: jax.Array,
 ) -> jax.Array:
-  """Returns log softmax(h table.T + bias) at `entry`, rows start to stop.
+  """Returns log softmax(h table.T + bias) at `entry`, for rows start to stop.
 
-  Other rows are 0 and cost nothing: the loop runs over the pieces of the rows.
-  The backward pass loops likewise, and computes the logits again.
+  Other rows are 0 and cost nothing: the loop runs over chunks of the rows from
+  start to stop. The backward pass runs a loop over the same chunks and computes
+  the logits again.
 
   Args:
-    h: [t, d].
-    table: [size, d].
-    bias: [size].
-    entry: column of each row, [t].
-    start, stop: rows to compute.
+    h: hidden vectors, [t, d].
+    table: rows of the logits, [size, d].
+    bias: biases of the logits, [size].
+    entry: column to read in each row, [t].
+    start, stop: first row to compute, and the row after the last.
 
   Returns:
-    float32 [t].
+    Log probabilities, float32 [t].
   """
   size, count, read = _pieces(h, table, entry, start, stop)
 
@@ -230,7 +240,7 @@ def _log_p_of_rows(
 
 
 class _Piece(NamedTuple):
-  """Rows that are computed together.
+  """Chunk of rows that are computed together.
 
   Attributes:
     start: index of the first row.
@@ -252,7 +262,8 @@ def _pieces(
   start: jax.Array,
   stop: jax.Array,
 ) -> tuple[int, jax.Array, Callable[[jax.Array], _Piece]]:
-  """Returns size and number of pieces, and a function that reads piece k."""
+  """Returns size and number of chunks, and a function that reads chunk k."""
+  # Bound the logits in memory by CHUNK; pad so that the last chunk is full.
   size = max(1, min(len(h), CHUNK // len(table)))
   padded_h = jnp.pad(h, ((0, size), (0, 0)))
   padded_entry = jnp.pad(entry, (0, size))
@@ -263,7 +274,7 @@ def _pieces(
       jax.lax.dynamic_slice_in_dim(a, at, size)
       for a in (padded_h, padded_entry)
     )
-    # Rows beyond `stop` are of another cluster, with another range of columns.
+    # Rows beyond `stop` belong to another cluster; their entries may not fit.
     columns = jnp.clip(columns, 0, len(table) - 1)
     return _Piece(at, rows, columns, at + jnp.arange(size) < stop)
 
@@ -271,7 +282,7 @@ def _pieces(
 
 
 def _add(total: jax.Array, start: jax.Array, rows: jax.Array) -> jax.Array:
-  """Adds rows to those of `total` from `start` on."""
+  """Returns `total` with `rows` added to its rows from `start` on."""
   before = jax.lax.dynamic_slice_in_dim(total, start, len(rows))
   return jax.lax.dynamic_update_slice_in_dim(total, before + rows, start, 0)
 
@@ -285,17 +296,18 @@ def _backward(
 ) -> tuple[Any, ...]:
   h, table, bias, entry, start, stop = residuals
   size, count, read = _pieces(h, table, entry, start, stop)
+  # Loop over the same chunks as the forward pass, and add up the gradients.
   slope = jnp.pad(slope, (0, size))
 
   def add_piece(k: jax.Array, grads: Any) -> Any:
     to_h, to_table, to_bias = grads
     piece = read(k)
-    # The gradient of log p at an entry is one there, minus p everywhere.
+    # d log p[entry] / d logits = onehot(entry) - p.
     g = jax.lax.dynamic_slice_in_dim(slope, piece.start, size)
     g = jnp.where(piece.is_inside, g, 0)
     p = jnp.exp(jax.nn.log_softmax(_logits(piece.h, table, bias), axis=-1))
     to_logits = (-g[:, None] * p).at[jnp.arange(size), piece.entry].add(g)
-    # Propagate it to h, table and bias.
+    # Propagate the gradient to h, table and bias.
     narrow = to_logits.astype(h.dtype)
     to_h = _add(to_h, piece.start, narrow @ table.astype(h.dtype))
     to_table = to_table + jnp.matmul(
@@ -303,6 +315,7 @@ def _backward(
     )
     return to_h, to_table, to_bias + to_logits.sum(0)
 
+  # Accumulate over the chunks; rows beyond the last one are cut off.
   zeros = (
     jnp.zeros((len(h) + size, h.shape[1]), h.dtype),
     jnp.zeros(table.shape, jnp.float32),

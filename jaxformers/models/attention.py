@@ -1,4 +1,8 @@
-"""Attention: projections to heads around a function of heads, as a mixer."""
+"""Attention as a mixer: project to heads, apply a function of heads, project.
+
+A function of heads maps queries, keys and values to the output of each head.
+The decorator `attention` registers such a function as a mixer.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +49,8 @@ from jaxformers.models.reductions import masked_mean
 from jaxformers.models.rotary import number_tokens, rotate
 from jaxformers.models.variables import rotation
 
-# Greatest number of entries of a random array that the compiled program holds
-# as a constant; the program draws larger arrays itself.
+# Greatest number of entries of a random array that is a constant of the
+# compiled program. The program draws larger arrays when it runs.
 LARGEST_CONSTANT = 2**22
 
 
@@ -54,11 +58,12 @@ class HeadsSignature(NamedTuple):
   """Arguments that a function of heads takes, read from its signature.
 
   Attributes:
-    inputs: projections that it takes, of q, k and v.
-    tools: its keyword-only arguments without a default.
-    options: its keyword-only arguments with a default, and their defaults;
-      a config can set them.
-    redraws: True if the mixer redraws by default, also where it draws nothing.
+    inputs: names of the projections that the function takes: q, k or v.
+    tools: names of the keyword-only arguments without a default.
+    options: keyword-only arguments with a default, and their defaults. A config
+      can set these options.
+    redraws: True if `redraw` is True by default for this mixer, even with
+      options under which the mixer draws nothing.
   """
 
   inputs: tuple[str, ...]
@@ -67,14 +72,16 @@ class HeadsSignature(NamedTuple):
   redraws: bool = False
 
 
-# Inputs of a function of heads, and the names of their projections.
+# Names of the projections, by the input of a function of heads.
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
+# Tools that a function of heads can request: see `attention`.
 _TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
 
 
 def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
   inputs, tools, options = [], [], {}
   for name, parameter in inspect.signature(attend).parameters.items():
+    # Positional: an input; keyword-only: an option if it has a default.
     if parameter.kind is not parameter.KEYWORD_ONLY:
       inputs.append(choose("input of a mixer", name, _PROJECTIONS))
     elif parameter.default is parameter.empty:
@@ -85,11 +92,11 @@ def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
 
 
 class Cache(NamedTuple):
-  """Memory of earlier tokens, for a function of heads.
+  """Cache of earlier tokens, for a function of heads.
 
   Attributes:
-    module: the mixer.
-    mask: [b, n], True at the new tokens.
+    module: mixer that owns the cache.
+    mask: [b, n], True at new tokens.
   """
 
   module: Attention
@@ -98,31 +105,34 @@ class Cache(NamedTuple):
   def extend(
     self, k: jax.Array, v: jax.Array
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns keys and values of all tokens so far, and which are seen.
+    """Returns keys and values of all tokens so far, and which ones are visible.
 
     Args:
       k, v: keys and values of the new tokens, [b, h, n, e].
 
     Returns:
-      Keys and values [b, h, max_len, e]; and where a query sees a key, bool
-      [b, 1, n, max_len].
+      Keys and values, [b, h, max_len, e]; and bool [b, 1, n, max_len], True
+      where a query sees a key.
 
     Raises:
       UserError: for a mixer without `max_len`.
     """
     if not self.module.max_len:
-      raise UserError("A cache of keys needs max_len: give a number of tokens.")
+      raise UserError(
+        "A cache of keys needs max_len: set it to the number of tokens."
+      )
+    # The cache has tokens on axis 1: [b, n, h, e].
     k, v = (jnp.swapaxes(a, 1, 2) for a in (k, v))
     cache = extend(self.module, self.mask, self.module.max_len, k=k, v=v)
     k, v = (jnp.swapaxes(cache.arrays[name], 1, 2) for name in "kv")
     return k, v, cache.seen[:, None]
 
   def recall(self, name: str) -> Any:
-    """Returns what was remembered under a name, None at first."""
+    """Returns the cached value of `name`, or None if there is none yet."""
     return recall(self.module, name)
 
   def remember(self, name: str, value: jax.Array) -> None:
-    """Remembers a value under a name."""
+    """Stores a value in the cache as `name`."""
     remember(self.module, name, value)
 
 
@@ -130,8 +140,8 @@ class FirstValues(NamedTuple):
   """Carry of a model with a fidelity term.
 
   Attributes:
-    values: values of the first layer, [b, h, n, e].
-    layers: number of layers so far, int32.
+    values: values v0 of the first layer, [b, h, n, e].
+    layers: number of layers applied so far, int32.
     carry: carry of the function of heads.
   """
 
@@ -144,8 +154,8 @@ class HeadWeights(nn.Module):
   """Kernel [d, h, e] and bias [h, e] of a projection to heads.
 
   Attributes:
-    shape: number of heads h and their width e.
-    use_bias: True for a bias; None is returned in its place otherwise.
+    shape: number of heads h, and number of channels e of a head.
+    use_bias: True for a bias; otherwise the returned bias is None.
     kernel_init: initializer of the kernel as a matrix [d, h e].
   """
 
@@ -167,50 +177,53 @@ class HeadWeights(nn.Module):
 class Attention(nn.Module):
   """Projects to heads, attends, projects back: x [b, n, d] -> [b, n, d].
 
-  Sows into `intermediates`: `projected`, the queries, keys and values
-  [b, h, n, e] under `query`, `key` and `value`; and `attended`, the output of
-  the heads before the projection back.
+  Sows two values into `intermediates`: `projected`, a dictionary of the
+  projections `query`, `key` and `value`, [b, h, n, e]; and `attended`, the
+  output of the heads before the output projection, [b, h, n, e].
 
   Attributes:
     attend: function of heads; see `attention`.
     signature: arguments that `attend` takes.
-    options: values for the options of `attend`.
-    step: `attend` of tokens that go on from a cache; None if it has none.
-    num_heads: number of heads h; must divide d, unless `head_size` is given.
+    options: values of the options of `attend`.
+    step: function that continues `attend` from a cache; None if the mixer does
+      not support a cache.
+    num_heads: number of heads h. It must divide d, unless `head_size` is given.
     head_size: number of channels e of a head; 0 for d / h.
     use_bias: True for projections with biases (Skyformer: yes; LRA: no).
-    qkv_bias: False to leave out the biases of the projections to heads, and
-      keep that of the projection back (`qkv_bias` of ViT).
-    orthogonal: True for rotations as the projections to heads, with biases if
+    qkv_bias: False to remove the biases of the projections to heads and keep
+      the bias of the output projection (`qkv_bias` of ViT).
+    orthogonal: True to make the projections to heads rotations, with biases if
       `use_bias` (Transformer with orthogonal parametrisation, TransJect, table
       1).
-    orthogonal_output: True for a rotation as the projection back, too.
+    orthogonal_output: True to make the output projection a rotation.
     symmetric: True to use the keys as queries, without a projection to queries
       (NeuTRENO, equation 13).
-    fidelity: lambda of the term lambda (v0 - v) that is added to the output of
-      every layer after the first; v0 are the values of the first layer, head
-      by head, before the projection back (NeuTRENO, Nguyen et al. 2023,
-      https://arxiv.org/abs/2312.00751, definition 1). 0 leaves the term out.
-      Layers that repeat the term diverge for lambda of about 1 and more.
-    fidelity_schedule: factors of lambda in the second layer and those after it;
-      the last factor holds for all later layers. () for 1 everywhere.
+    fidelity: weight lambda of the term lambda (v0 - v), which is added to the
+      output of the heads in every layer after the first, before the output
+      projection. v are the values of the layer and v0 the values of the first
+      layer (NeuTRENO, Nguyen et al. 2023, https://arxiv.org/abs/2312.00751,
+      definition 1). 0 turns the term off. Models in which many layers add the
+      term diverge for lambda of about 1 or more.
+    fidelity_schedule: factors of lambda in the second layer and the layers
+      after it. The last factor holds for all later layers. () for 1 everywhere.
     learn_fidelity: True to learn lambda in each layer, starting at `fidelity`.
-    rotary: True to rotate queries and keys by angles that grow with the number
-      of the token (rotary positions, Su et al. 2021,
-      https://arxiv.org/abs/2104.09864, equation 34), before the function of
-      heads; channel i of the first half of a head turns with channel i of the
-      second.
-    feat_scale: True to scale the mean token of the output and the rest of it
-      separately, by 1 + a parameter for each channel that starts at 0
-      (FeatScale, Wang et al. 2022, https://arxiv.org/abs/2203.05962, equation
-      10; its authors' code adds the correction twice).
+    rotary: True to rotate queries and keys by angles that grow with the
+      position of the token, before the function of heads (rotary positions, Su
+      et al. 2021, https://arxiv.org/abs/2104.09864, equation 34). Channel i of
+      the first half of a head is paired with channel i of the second half.
+    feat_scale: True to scale the mean token of the output and the deviations
+      from it separately, by 1 + s. The parameters s, one for each channel,
+      start at 0 (FeatScale, Wang et al. 2022,
+      https://arxiv.org/abs/2203.05962, equation 10). Differs from the authors'
+      code, which adds the correction twice.
     init_std: standard deviation of the kernels at initialization; 0 for
       Xavier's initializer.
     dropout_rate: dropout rate of the attention weights.
     seed: seed of the arrays that `attend` draws; independent of the run's seed.
-    redraw: True to draw new arrays in every training step, from the stream of
-      keys "random"; each accumulated part, and under pmap each device, draws
-      its own. Evaluation always draws from `seed`.
+    redraw: True to draw new arrays in every training step, from the Flax key
+      stream "random". Each part of a batch under gradient accumulation, and
+      each device under pmap, draws different arrays. Evaluation always draws
+      from `seed`.
     max_len: greatest number of tokens; 0 for no limit.
     orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
@@ -253,39 +266,42 @@ class Attention(nn.Module):
     distinct = list(dict.fromkeys(names))
     inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
     self.sow("intermediates", "projected", inputs)
-    # Attend. A fidelity term wraps the carry of the function of heads.
+    # Unwrap the carry: with a fidelity term, it contains the first values.
     use_fidelity = bool(self.fidelity) or self.learn_fidelity
     first = carry if use_fidelity else None
     carry = carry if first is None else first.carry
+    # Rotate queries and keys by their positions.
     if self.rotary:
       numbers = number_tokens(self, mask)
       inputs |= {
         name: rotate(inputs[name], numbers)
         for name in {"query", "key"} & inputs.keys()
       }
+    # Apply the function of heads, and add the fidelity term.
     heads = [inputs[name] for name in names]
     y, carry = self._attend(x, heads, mask, carry, train)
     if use_fidelity:
       y, carry = self._add_fidelity(y, inputs["value"], first, carry)
     self.sow("intermediates", "attended", y)
-    # Project the heads back to one vector a token.
+    # Project the heads to one vector for each token.
     y = self._project_back(jnp.swapaxes(y, 1, 2), d)
     return self._scale_features(y, mask) if self.feat_scale else y, carry
 
   def check_width(self, d: int) -> None:
-    """Raises UserError if heads cannot have their size at a width d."""
+    """Raises UserError if the size of the heads does not fit the width d."""
     check_heads(self.num_heads, self.head_size * self.num_heads or d)
     if self.head_size < 0:
       raise UserError(
-        f"head_size={self.head_size} is negative: give the channels of a head, "
-        "or 0."
+        f"head_size={self.head_size} is negative: set it to the number of "
+        "channels of a head, or to 0 for d_model / num_heads."
       )
+    # Rotations need square kernels [d, h e].
     is_square = self.head_size in (0, d // self.num_heads)
     if (self.orthogonal or self.orthogonal_output) and not is_square:
       raise UserError(
-        f"head_size={self.head_size} with {self.num_heads} heads does not give "
-        "the square matrices of orthogonal=True and orthogonal_output=True: "
-        f"leave it out for d={d}."
+        "orthogonal=True and orthogonal_output=True need square matrices, but "
+        f"head_size={self.head_size} with {self.num_heads} heads differs from "
+        f"the width {d}: remove head_size."
       )
 
   def _check_options(self, n: int, d: int) -> None:
@@ -295,29 +311,31 @@ class Attention(nn.Module):
         f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
         "raise max_len or cut the sequence."
       )
+    # Check options that need certain inputs.
     missing = {"q", "k"} - {*self.signature.inputs}
     if self.rotary and (missing or (self.head_size or d // self.num_heads) % 2):
       raise UserError(
-        "rotary=True turns pairs of channels of queries and keys, but this "
-        f"mixer has {'none' if missing else 'heads of an odd size'}: leave it "
-        "out."
+        "rotary=True rotates pairs of channels of queries and keys, but this "
+        f"mixer has {'none' if missing else 'heads of an odd size'}: remove "
+        "rotary."
       )
     if self.symmetric and missing:
       raise UserError(
         "symmetric=True shares the projection of queries and keys, but this "
-        f"mixer has no {' and no '.join(sorted(missing))}: leave it out."
+        f"mixer has no {' and no '.join(sorted(missing))}: remove symmetric."
       )
     if (
       self.fidelity or self.learn_fidelity
     ) and "v" not in self.signature.inputs:
       raise UserError(
         f"fidelity={self.fidelity} adds values of the first layer, but this "
-        "mixer has no values: leave it out."
+        "mixer has no values: remove fidelity."
       )
+    # Check options that cannot be combined.
     if self.feat_scale and self.options.get("causal"):
       raise UserError(
-        "feat_scale=True averages all tokens, later ones too, so it cannot be "
-        "combined with causal=True: leave out one of the two."
+        "feat_scale=True averages over all tokens, including later ones, so it "
+        "cannot be combined with causal=True: remove one of the two."
       )
 
   def _attend(
@@ -331,7 +349,7 @@ class Attention(nn.Module):
     """Calls the function of heads with the tools that its signature names."""
     if is_decoding(self):
       return self._go_on(heads, mask, carry)
-    # Collect the names that are drawn, to refuse options without effect.
+    # Record the names of drawn arrays, to refuse options without effect.
     drawn: list[str] = []
     tools = {
       "mask": mask,
@@ -342,23 +360,26 @@ class Attention(nn.Module):
       "project": lambda name: self._project(x, name)[0],
       "max_len": self.max_len or x.shape[1],
     }
+    # Pass only the tools that `attend` requests.
     tools = {name: tools[name] for name in self.signature.tools}
     y = self.attend(*heads, **tools, **self.options)
+    # Refuse a seed that has no effect.
     redraws = self.redraw and not self.signature.redraws
     if (self.seed or redraws) and not drawn:
       raise UserError(
         f"seed={self.seed}, redraw={self.redraw}: this mixer draws nothing "
-        "with these options. Leave both out."
+        "with these options. Remove both."
       )
+    # Functions that request the carry return (y, carry).
     return y if "carry" in tools else (y, carry)
 
   def _go_on(
     self, heads: list[jax.Array], mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
-    """Attends to earlier tokens in the cache, too."""
+    """Applies the heads of new tokens to all tokens in the cache."""
     if self.step is None:
       raise UserError(
-        "This mixer does not go on from a cache: choose "
+        "This mixer does not support a cache: choose "
         f"{', '.join(names_with_step())}, or apply the model to all tokens."
       )
     options = dict(self.options)
@@ -372,7 +393,7 @@ class Attention(nn.Module):
     # The first layer has no earlier values, and starts the carry.
     if first is None:
       return y, FirstValues(v, jnp.ones((), jnp.int32), carry)
-    # Find the weight lambda of this layer.
+    # Compute the weight lambda of this layer.
     weight: Any = self.fidelity
     if self.learn_fidelity:
       start = nn.initializers.constant(self.fidelity)
@@ -386,31 +407,35 @@ class Attention(nn.Module):
     return y, FirstValues(first.values, first.layers + 1, carry)
 
   def _scale_features(self, y: jax.Array, mask: jax.Array) -> jax.Array:
-    """Applies FeatScale to y [b, n, d]: scales its mean token and the rest."""
+    """Returns FeatScale of y [b, n, d]: y + s mean + t (y - mean).
+
+    Here s and t are parameters, [d], and mean is the mean token, [b, 1, d].
+    """
     zeros, shape = nn.initializers.zeros, y.shape[-1:]
-    # Parameters of 0 leave y as it is.
+    # With parameters of 0, the result is y.
     low = self.param("feat_scale_mean", zeros, shape).astype(y.dtype)
     high = self.param("feat_scale_rest", zeros, shape).astype(y.dtype)
     mean = masked_mean(y, mask)[:, None].astype(y.dtype)
     return y + low[None, None] * mean + high[None, None] * (y - mean)
 
   def _project(self, x: jax.Array, *names: str) -> list[jax.Array]:
-    """Projects x [b, n, d] to heads [b, h, n, e] by the kernels of all names.
+    """Returns x [b, n, d] projected to heads [b, h, n, e], once for each name.
 
-    All projections are one product, forwards and backwards.
+    All projections are computed as one matrix product, in both passes.
     """
     d = x.shape[-1]
+    # Kernels are [d, h, e] and biases [h, e].
     shape = (self.num_heads, self.head_size or d // self.num_heads)
     weights = [self._head_weights(name, d, shape) for name in names]
     kernels, biases = zip(*weights, strict=True)
-    # The projections are an axis of their own, so that a mesh may split heads.
+    # Stack kernels [d, names, h, e]: with a separate axis, a mesh can split h.
     y = product(x.astype(self.dtype), jnp.stack(kernels, 1).astype(self.dtype))
     if self.use_bias and self.qkv_bias:
       y = y + jnp.stack(biases).astype(self.dtype)[None, None]
     return [jnp.swapaxes(y[:, :, i], 1, 2) for i in range(len(names))]
 
   def _project_back(self, y: jax.Array, d: int) -> jax.Array:
-    """Projects the heads [b, n, h, e] to one vector a token [b, n, d]."""
+    """Projects heads [b, n, h, e] to one vector for each token, [b, n, d]."""
     if not self.orthogonal_output:
       return nn.DenseGeneral(
         d,
@@ -421,6 +446,7 @@ class Attention(nn.Module):
         dot_general=dot_general,
         name="out",
       )(y)
+    # Multiply by a rotation: [b, n, h e] -> [b, n, d].
     kernel = rotation(self, "out", (d, d), self.orthogonal_map)
     y = product(y.reshape(*y.shape[:2], d), kernel.astype(self.dtype))
     if not self.use_bias:
@@ -438,6 +464,7 @@ class Attention(nn.Module):
       return HeadWeights(
         shape, use_bias, kernel_init(self.init_std), name=name
       )(d)
+    # Split a rotation [d, d] into heads [d, h, e].
     kernel = rotation(self, name, (d, d), self.orthogonal_map)
     bias = None
     if use_bias:
@@ -452,18 +479,18 @@ class Attention(nn.Module):
     *,
     train: bool,
   ) -> jax.Array:
-    """Returns a random array: the caller's if it gives one, or else drawn.
+    """Returns a random array, drawn or passed by the caller.
 
-    The caller gives arrays in the Linen collection `random`.
+    The caller can pass arrays in the Linen collection `random`.
 
     Args:
       drawn: list to which the name is added.
       name: name of the array in the collection.
       make: function of a key that draws the array.
-      train: True in training, where `redraw` counts.
+      train: True in training, where `redraw` has an effect.
     """
     drawn.append(name)
-    # An array that the caller gives replaces the drawn one.
+    # Prefer an array that the caller passes.
     expected = jax.eval_shape(make, jax.random.key(0))
     collection = self.variables.get("random", {})
     if name in collection:
@@ -472,9 +499,10 @@ class Attention(nn.Module):
     if collection and not self.is_mutable_collection("random"):
       raise UserError(
         f"The collection random has {', '.join(sorted(collection))} for "
-        f"{'/'.join(self.path)}, which draws {name!r}: rename the entry."
+        f"{'/'.join(self.path)}, which draws {name!r}: rename the entry to "
+        "that name."
       )
-    # Draw from the seed, or in training from the caller's key.
+    # Draw from the seed, or in training from the key stream of the caller.
     if not (train and self.redraw):
       is_constant = expected.size <= LARGEST_CONSTANT
       values = self._draw_from_seed(name, make, is_constant)
@@ -482,10 +510,10 @@ class Attention(nn.Module):
       values = make(self.make_rng("random"))
     else:
       raise UserError(
-        'redraw=True draws new arrays in training: give rngs={"random": key}, '
+        'redraw=True draws new arrays in training: pass rngs={"random": key}, '
         "or set redraw=False."
       )
-    # Show the array to a caller that asks for the collection.
+    # Return the array to a caller that requests the collection.
     if self.is_mutable_collection("random") and not self.is_initializing():
       self.put_variable("random", name, values)
     return values
@@ -496,16 +524,17 @@ class Attention(nn.Module):
     if shape != expected:
       raise UserError(
         f"The collection random has {name!r} of shape {shape}, but "
-        f"{'/'.join(self.path)} needs {expected}: give that shape."
+        f"{'/'.join(self.path)} needs {expected}: pass an array of that shape."
       )
 
   def _draw_from_seed(
     self, name: str, make: Callable[[jax.Array], jax.Array], is_constant: bool
   ) -> jax.Array:
-    """Draws from the seed and the path of this layer, whatever the batch."""
+    """Returns an array drawn from the seed and the path of this layer."""
     path = zlib.crc32("/".join((*self.path, name)).encode())
-    # Training forbids implicit transfers to the device, to find batches that
-    # were not placed. The transfer of the seed happens once, while tracing.
+    # Training forbids implicit transfers to the device, to detect batches that
+    # were not placed. Allow the transfer of the seed: it happens once, while
+    # tracing.
     with (
       jax.transfer_guard("allow"),
       jax.ensure_compile_time_eval()
@@ -528,17 +557,18 @@ def attention(
       def attend(q, k, v, *, mask, dropout, width=8) -> y
 
   Positional arguments are projections of x: q, k and v, [b, h, n, e] each.
-  Keyword-only arguments without a default are tools; name those you need:
+  Keyword-only arguments without a default are tools. Name the tools you need:
 
     mask: [b, n], True at tokens.
-    carry: carry of the layer before; `attend` then returns a pair (y, carry).
-    dropout: a `Dropout` of attention weights, called `dropout(weights)`, or
-      `dropout.fold(i)(weights)` in a loop; adds the option `dropout_rate`.
+    carry: carry of the layer before. `attend` then returns a pair (y, carry).
+    dropout: a `Dropout` of attention weights. Call `dropout(weights)`, or
+      `dropout.fold(i)(weights)` in a loop. This tool adds the option
+      `dropout_rate`.
     draw: `draw(name, make)` returns the array `make(key)`, drawn once from the
-      option `seed`, or in every training step with `redraw`. `apply` shows the
-      arrays with `mutable=["random"]`, and takes them as that collection.
+      option `seed`, or in every training step with `redraw`. `apply` returns
+      the arrays with `mutable=["random"]`, and accepts them as that collection.
     param: `param(name, init, shape)` returns a parameter.
-    project: `project(name)` returns x through a further linear map,
+    project: `project(name)` returns x projected by another linear map,
       [b, h, n, e].
     max_len: greatest number of tokens.
 
@@ -549,12 +579,13 @@ def attention(
     name: name of the mixer in configs.
     growth: growth of the largest array with the number of tokens: "n",
       "n log n" or "n^2".
-    step: function of the heads of new tokens, of `cache`, a `Cache`, and of
-      the options but for `causal`; the same result as `attend` with
-      causal=True, where earlier tokens are in the cache.
+    step: function that continues `attend` from a cache. Its arguments are the
+      heads of the new tokens, `cache` (a `Cache`) and the options except
+      `causal`. It returns what `attend` with causal=True returns for the new
+      tokens, given the earlier tokens.
     **defaults: attributes of `Attention` for which this mixer has another
-      default, such as num_heads=1; `mixer_defaults` of a config leave these
-      alone.
+      default, such as num_heads=1. `mixer_defaults` of a config do not change
+      these defaults.
   """
 
   def register(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -562,16 +593,20 @@ def attention(
       redraws=defaults.get("redraw", False)
     )
 
+    # The factory of the mixer checks and splits the options of a config.
     def mixer(**values: Any) -> Attention:
       ranges.check(mixer, values)
+      # Split the values into options of `attend` and attributes of `Attention`.
       options = {
         key: values.pop(key, default)
         for key, default in signature.options.items()
       }
       return Attention(attend, signature, options, step, **(defaults | values))
 
+    # Hide options without effect, such as `dropout_rate` without dropout.
     settable = _settable_attributes(signature.tools)
-    entry: Any = mixer  # A function that has attributes of its own.
+    # Attach what configs and checks read from an entry of the registry.
+    entry: Any = mixer
     entry.options = (*signature.options, *settable)
     entry.owners = (Attention, attend)
     entry.has_step = step is not None
@@ -584,7 +619,7 @@ def attention(
   return register
 
 
-# Attributes of `Attention` that the registration sets.
+# Attributes of `Attention` that the registration sets, not a config.
 _NOT_OPTIONS = {"attend", "signature", "options", "step", "parent", "name"}
 
 
@@ -594,7 +629,7 @@ def shared_options() -> list[str]:
 
 
 def _settable_attributes(tools: Iterable[str]) -> list[str]:
-  """Returns the attributes that a config can set for a mixer with tools."""
+  """Returns the attributes that a config can set, given the mixer's tools."""
   hidden = set()
   if "dropout" not in tools:
     hidden |= {"dropout_rate"}

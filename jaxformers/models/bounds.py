@@ -1,7 +1,8 @@
-"""How far the logits of a classifier can move, through layers that bound it.
+"""Bounds on the change of a classifier's logits, from bounds of its layers.
 
-Exactly, for certificates: in NumPy's float64, from the weights at hand. Or for
-gradients: in JAX, with rotations taken for orthogonal.
+There are two modes. Exact bounds, for certificates, use the actual weights in
+NumPy's float64. Differentiable bounds, for training, use JAX and assume that
+rotations are exactly orthogonal.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from jaxformers.models.norm import BatchNorm
 from jaxformers.models.variables import make_variables, of_stack
 from jaxformers.models.variants import bounded_models
 
-# How far a pool moves at the most, from the bounds of the sequence.
+# Bounds on the change of the pooled vector, from the bounds of the sequence.
 POOLED = {
   "mean": lambda change, n: change.mean,
   "root_mean": lambda change, n: n**0.5 * change.mean,
   "max": lambda change, n: change.norm,
   "first": lambda change, n: change.norm,
 }
-# Norms of the pooled vector that are affine maps in evaluation.
+# Values of `pool_norm` that are affine maps in evaluation.
 AFFINE = ("", "running", "batch")
 
 LogitBound = Callable[[Change, Any], Any]
@@ -43,16 +44,17 @@ LogitBound = Callable[[Change, Any], Any]
 def head_kernels(
   model: Model, params: Mapping[str, Any], *, exact: bool = True
 ) -> list[Any]:
-  """Returns the kernels of the head's linear maps, [inputs, outputs].
+  """Returns the kernels of the head's linear maps, [inputs, outputs] each.
 
-  The scale of `pool_norm="running"` or "batch", an affine map in evaluation, is
-  part of the first.
+  `pool_norm="running"` and "batch" are affine maps in evaluation. Their scale
+  is multiplied into the first kernel.
 
   Args:
     model, params: model and its parameters.
-    exact: True for NumPy's float64; False for arrays of JAX.
+    exact: True for arrays of NumPy in float64; False for arrays of JAX.
   """
   config, head = model.config, params["head"]
+  # List the linear maps of the head in their order.
   names = [
     "hidden" if layer == 0 else f"hidden_{layer}"
     for layer in range(config.head_layers if config.head_dim else 0)
@@ -62,36 +64,39 @@ def head_kernels(
     array = head[name][leaf]
     return np.asarray(array, np.float64) if exact else array
 
+  # Multiply the first kernel by scale / sqrt(variance + epsilon).
   kernels = [read(name, "kernel") for name in (*names, "logits")]
   if config.pool_norm:
     variance = read("norm", "running_variance") + BatchNorm.epsilon
-    if not exact:  # Averages are made of batches, and have no gradient.
+    if not exact:  # Running averages have no gradient.
       variance = jax.lax.stop_gradient(variance)
     kernels[0] = (read("norm", "scale") / variance**0.5)[:, None] * kernels[0]
   return kernels
 
 
-# Why other embeddings are refused.
+# Reason for which certificates refuse other embeddings, for error messages.
 NOT_PLAIN = (
-  "tokens of adaptive tables, or under a LayerNorm, have no bound of how far a "
-  "replacement moves them: train with the plain embedding"
+  "with adaptive tables or a LayerNorm in the embedding, there is no bound on "
+  "how far a replacement moves a token: train with the plain embedding"
 )
 
 
 def has_plain_tokens(config: ModelConfig) -> bool:
-  """Returns True if a token is a row of one table, so that its reach is known.
+  """Returns True if the vector of a token is a row of one embedding table.
+
+  Only then is there a bound on how far a replacement moves a token.
 
   Args:
-    config: of a model with a vocabulary.
+    config: config of a model with a vocabulary.
   """
   embedding = config.embedding
   return not (embedding.get("cutoffs") or embedding.get("norm_epsilon"))
 
 
 def token_table(model: Model, params: Any) -> jax.Array | None:
-  """Returns the vectors of the vocabulary, [v, c]; None for other inputs.
+  """Returns the token vectors of the vocabulary, [v, c]; None for other inputs.
 
-  c is d, or the channels of tokens where positions have their own.
+  c is d, or d / 2 if tokens and positions have separate channels.
   """
   table = params["encoder"]["embedding"].get("tokens", {}).get("embedding")
   scale = model.config.embedding.get("scale", 1.0)
@@ -101,20 +106,22 @@ def token_table(model: Model, params: Any) -> jax.Array | None:
 def find_bound(
   model: Model, variables: Mapping[str, Any], *, exact: bool = True
 ) -> LogitBound | None:
-  """Returns how far the input of the last linear map moves at the most.
+  """Returns a bound on the change of the input of the head's last linear map.
 
-  Before `pool_norm`, which `head_kernels` has in the first kernel. None where
-  the layers, the pool or its norm have no bound for all sequences.
+  The bound does not include `pool_norm`: `head_kernels` multiplies its scale
+  into the first kernel.
 
   Args:
     model: classifier.
-    variables: its collections, from `make_variables`.
-    exact: True for float64 and the norms of the weights at hand; False for a
-      function that JAX differentiates, with rotations taken for orthogonal.
+    variables: collections of the model, from `make_variables`.
+    exact: True for the norms of the actual weights in float64; False for a
+      function that JAX can differentiate, which assumes that rotations are
+      exactly orthogonal.
 
   Returns:
-    A function from bounds of the embedded sequences, and the number of tokens
-    of each, at least 1, to [b].
+    A function (change, n) -> [b], from bounds on the change of the embedded
+    sequences and their numbers of tokens n >= 1, [b]. None if the layers, the
+    pool or its norm have no bound for all sequences.
   """
   config = model.config
   block = model.stacks()["encoder"]
@@ -123,6 +130,7 @@ def find_bound(
   # A norm of tokens at the end of the encoder has no bound either.
   if layers is None or not is_known or block.final_norm:
     return None
+  # Read the weights of all layers and of the head.
   encoder = of_stack(variables, "encoder")
   shared = shared_by_all(layers, encoder, config.d_model)
   all_weights = layers.weights(encoder)
@@ -131,7 +139,9 @@ def find_bound(
   kernels = head_kernels(model, variables["params"], exact=exact)
   norm = np.linalg.norm if exact else jnp.linalg.norm
   slope = SLOPES[config.head_activation]
+  # Lipschitz constant of the head without its last linear map.
   head = math.prod(slope * norm(kernel, 2) for kernel in kernels[:-1])
+  # Collect functions that bound the change of a layer's output by its input's.
   moves = []
   for weights in all_weights:
     move = layers.bound(weights, shared, exact=exact)
@@ -155,37 +165,42 @@ def nearest_wrong(
   targets: jax.Array,
   k: int,
 ) -> jax.Array:
-  """Returns logits, the wrong ones raised by what k replaced tokens can do.
+  """Returns the worst-case logits when any k tokens are replaced, for training.
 
-  Whatever tokens stand in any k places, or in all if there are fewer, the logit
-  of the target less a wrong one is in evaluation at least that of the result. A
-  token of the vector e can be moved by at most |e| plus the greatest norm of
-  the vocabulary. For training: gradients go through the bound, too.
+  Each wrong logit is raised by a bound on the change of its margin. So the
+  margin of the result is a lower bound, in evaluation, for the margin of every
+  input that differs in at most k tokens. A replacement moves a token with the
+  vector e by at most |e| plus the greatest norm of the vocabulary. The bound is
+  differentiable.
 
-  Source: Tsuzuku et al. 2018, https://arxiv.org/abs/1802.04034, equation 4, for
-  the bound of this encoder in place of one radius for all inputs.
+  Source: Tsuzuku et al. 2018, https://arxiv.org/abs/1802.04034, equation 4.
+  Differs from it: uses the bound of this encoder for each input, not one radius
+  for all inputs.
 
   Args:
     model, variables: classifier of ids, and its collections.
-    logits: [b, c].
-    ids: [b, n], 0 at padding.
-    targets: int32 [b].
-    k: number of tokens.
+    logits: logits of the inputs, [b, c].
+    ids: inputs, [b, n], 0 at padding.
+    targets: right classes, int32 [b].
+    k: number of replaced tokens.
   """
   params = variables["params"]
   table = token_table(model, params)
   bound = find_bound(model, variables, exact=False)
-  # `check_margin` refuses other models.
+  # `check_bound` refuses other models.
   assert table is not None and bound is not None
+  # Bound how far each token can move, [b, n], and take the k farthest.
   sizes = jnp.linalg.norm(table[1:], axis=-1)
   mask = ids > 0
   reach = jnp.where(mask, sizes[jnp.maximum(ids - 1, 0)] + sizes.max(), 0)
   far, _ = jax.lax.top_k(reach, min(k, ids.shape[1]))
   count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
   total = far.sum(1)
-  # A sequence without tokens does not move; nor is there a gradient at 0.
+  # Norms of the change of the embedded sequence: Frobenius, sum and mean.
+  # The small constant gives sequences without tokens a finite gradient.
   norm = jnp.sqrt(jnp.square(far).sum(1) + 1e-12)
   moved = bound(Change(norm, total, total / count), count)
+  # A margin changes by at most |w_target - w_class| times the bound.
   columns = head_kernels(model, params, exact=False)[-1].T
   gaps = jnp.square(columns[targets][:, None] - columns[None]).sum(-1)
   is_own = jnp.arange(logits.shape[1])[None] == targets[:, None]
@@ -194,26 +209,27 @@ def nearest_wrong(
 
 
 def check_bound(model: Any, k: int) -> None:
-  """Raises UserError for k replaced tokens of a model without a bound."""
+  """Raises UserError if k > 0 and the model has no differentiable bound."""
   if not k:
     return
   config = model.config
   reason = ""
+  # Find the first reason for which there is no bound.
   if config.objective != "classification" or not config.vocab_size:
-    reason = "it is for classifiers of tokens"
+    reason = "it applies to classifiers of token ids only"
   elif config.num_inputs > 1:
-    reason = "it is for one input, not for pairs"
+    reason = "it applies to tasks with one input, not to pairs"
   elif not has_plain_tokens(config):
     reason = NOT_PLAIN
   elif config.pool not in POOLED or config.pool_norm not in ("", "running"):
-    # A BatchNorm has another map in training than the bound has.
+    # In training, BatchNorm differs from the affine map that is bounded.
     reason = (
       f"pool={config.pool!r} with pool_norm={config.pool_norm!r} has no bound "
-      f"in training: choose a pool of {', '.join(POOLED)}, and "
+      f"in training: choose a pool from {', '.join(POOLED)}, and "
       "pool_norm='running' or ''"
     )
   elif config.coupled:
-    reason = "coupled layers have no bound for gradients: set coupled=False"
+    reason = "coupled layers have no differentiable bound: set coupled=False"
   elif not _has_bound(model):
     reason = (
       f"the layers of {config.name!r} have no bound for all sequences: choose "
@@ -224,12 +240,12 @@ def check_bound(model: Any, k: int) -> None:
 
 
 def _has_bound(model: Model) -> bool:
-  """Returns True if the layers of a model have a bound, from shapes alone."""
-  found = []
+  """Returns True if a model has a differentiable bound; traces only shapes."""
+  bounds = []
 
   def trace(params: Any) -> None:
     variables = make_variables(model, params)
-    found.append(find_bound(model, variables, exact=False))
+    bounds.append(find_bound(model, variables, exact=False))
 
   jax.eval_shape(trace, shapes(model))
-  return found[0] is not None
+  return bounds[0] is not None

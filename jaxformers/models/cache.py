@@ -1,8 +1,9 @@
-"""The collection `cache`: what causal models remember of tokens so far.
+"""The collection `cache`: states of causal models after the tokens so far.
 
-A causal model that is applied with `mutable=["cache"]` goes on where the cache
-ends, and returns the cache after its tokens: `decode.generate` calls it token
-by token. Without it a model reads and writes nothing.
+A causal model that is applied with `mutable=["cache"]` continues from the cache
+and returns the cache after its tokens. `decode.generate` applies a model in
+this way, token by token. Without `mutable=["cache"]` a model neither reads nor
+writes a cache.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ CACHE = "cache"
 
 
 def is_decoding(module: nn.Module) -> bool:
-  """Returns True if a module is applied with a cache that it can change."""
+  """Returns True if a module is applied with a mutable cache."""
   return module.is_mutable_collection(CACHE) and not module.is_initializing()
 
 
 def recall(module: nn.Module, name: str) -> Any:
-  """Returns what was remembered under a name; None outside decoding, too."""
+  """Returns the cached value of `name`.
+
+  Returns None if there is no such value or if the model is not decoding.
+  """
   return module.get_variable(CACHE, name) if is_decoding(module) else None
 
 
 def remember(module: nn.Module, name: str, value: Any) -> None:
-  """Remembers a value under a name, where the module is decoding."""
+  """Stores a value in the cache as `name`, if the module is decoding."""
   if is_decoding(module):
     module.put_variable(CACHE, name, value)
 
@@ -38,19 +42,19 @@ def check_causal(module: nn.Module, *, causal: bool) -> None:
   """Raises UserError for decoding by a mixer that reads later tokens."""
   if is_decoding(module) and not causal:
     raise UserError(
-      "A cache is for models that read earlier tokens alone: build the model "
-      "with mixer.causal=True."
+      "Only causal models, which read earlier tokens only, have a cache: build "
+      "the model with mixer.causal=True."
     )
 
 
 class Extended(NamedTuple):
-  """Arrays of all tokens so far, and which of them new tokens see.
+  """Arrays of all tokens so far, and which tokens each new token sees.
 
   Attributes:
-    arrays: the arrays by name, [b, max_len, ...].
-    seen: [b, n, max_len], True where a new token sees a token: itself and those
-      before it.
-    places: numbers of the new tokens in their samples, int32 [b, n].
+    arrays: arrays by name, [b, max_len, ...].
+    seen: bool [b, n, max_len], True where a new token sees a token. A token
+      sees itself and earlier tokens.
+    places: positions of the new tokens in their samples, int32 [b, n].
   """
 
   arrays: dict[str, jax.Array]
@@ -61,16 +65,17 @@ class Extended(NamedTuple):
 def count_tokens(
   module: nn.Module, mask: jax.Array, name: str = "count"
 ) -> jax.Array:
-  """Returns the number of each token in its sample, int32 [b, n], from 0.
+  """Returns the position of each token in its sample, int32 [b, n], from 0.
 
-  Masked tokens are not counted; what they get has no meaning. Where the module
-  is decoding, counting goes on after the tokens that it has counted.
+  Padding is not counted; positions at padding have no meaning. If the module is
+  decoding, counting continues after the tokens in the cache.
 
   Args:
-    module: the module that keeps the count.
+    module: module that stores the count in its cache.
     mask: [b, n], True at tokens.
-    name: name of the count.
+    name: name of the count in the cache.
   """
+  # Number of tokens in the cache, [b].
   before = recall(module, name)
   if before is None:
     before = jnp.zeros(mask.shape[:1], jnp.int32)
@@ -82,27 +87,28 @@ def count_tokens(
 def extend(
   module: nn.Module, mask: jax.Array, max_len: int, **arrays: jax.Array
 ) -> Extended:
-  """Returns arrays of all tokens so far; the module remembers them.
+  """Appends arrays of new tokens to the cache, and returns the arrays.
 
-  Tokens beyond `max_len` are not remembered.
+  Tokens beyond `max_len` are not stored.
 
   Args:
-    module: the module that is decoding.
+    module: module that is decoding.
     mask: [b, n], True at new tokens.
     max_len: greatest number of tokens.
     **arrays: arrays of the new tokens, [b, n, ...].
   """
   places = count_tokens(module, mask)
-  # Padding has no place.
+  # Write tokens at their positions; send padding out of range to drop it.
   targets = jnp.where(mask, places, max_len)
   rows = jnp.arange(mask.shape[0])[:, None]
-  known = {}
+  extended = {}
   for name, array in arrays.items():
     buffer = recall(module, name)
     if buffer is None:
       shape = (array.shape[0], max_len, *array.shape[2:])
       buffer = jnp.zeros(shape, array.dtype)
-    known[name] = buffer.at[rows, targets].set(array, mode="drop")
-    remember(module, name, known[name])
+    extended[name] = buffer.at[rows, targets].set(array, mode="drop")
+    remember(module, name, extended[name])
+  # A token sees positions up to its own.
   seen = jnp.arange(max_len)[None, None] <= places[..., None]
-  return Extended(known, seen, places)
+  return Extended(extended, seen, places)

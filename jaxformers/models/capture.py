@@ -1,4 +1,4 @@
-"""Hidden states of a model, layer by layer, as a function of its embedding."""
+"""Hidden states of a model after each layer, as a function of its embedding."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Capture(NamedTuple):
 
   Attributes:
     hidden: embedded tokens and the output of every layer, float32 [b, n, d]
-      each, before the LayerNorm that may end the encoder.
+      each, before a final LayerNorm of the encoder.
     mask: [b, n], True at tokens.
     gates: weights of TransJect's experts, float32 [l, b, e]; None for other
       models.
     sigma: TransJect's Sigma, float32 [b, d], or [1, d] if shared; None for
       other models.
-    heads: `query`, `key`, `value` and `attended` (the output of the heads
-      before the projection back) of every layer, [b, h, n, e] each, as far as
-      its mixer has them.
+    heads: for every layer, a dictionary with `query`, `key`, `value` and
+      `attended` (the output of the heads before the output projection),
+      [b, h, n, e] each. Entries that the mixer does not have are missing.
   """
 
   hidden: tuple[jax.Array, ...]
@@ -42,17 +42,17 @@ class Capture(NamedTuple):
 
 
 def batches(ids: np.ndarray, size: int, title: str) -> Iterator[np.ndarray]:
-  """Yields the samples `size` at a time, and shows a progress bar."""
+  """Yields batches of `size` samples, and shows a progress bar."""
   for start in tqdm(range(0, len(ids), size), title, disable=None):
     yield ids[start : start + size]
 
 
 def num_tokens(model: Model, ids: np.ndarray) -> int:
-  """Returns how many tokens the longest sample has, without one of `cls`.
+  """Returns the number of tokens of the longest sample, without class tokens.
 
   Args:
     model: model from `models.build`.
-    ids: samples, as the model takes them.
+    ids: samples, in the shape that the model takes.
   """
   tokens = np.asarray(model.mask(ids)).sum(-1)
   return int(tokens.max()) - model.config.cls
@@ -65,21 +65,21 @@ def capture(
   ids: jax.Array,
   embedded: jax.Array | None = None,
 ) -> Capture:
-  """Returns the hidden states between layers, in evaluation.
+  """Returns the hidden states of a forward pass in evaluation.
 
-  Compiled once for a model and the shape of its inputs. Products are at the
-  full precision of the compute type, on accelerators too.
+  The function is compiled once for a model and a shape of inputs. Products use
+  the full precision of the compute type, on accelerators too.
 
   Args:
     model: model from `models.build`.
     variables: result of `models.variables.make_variables`.
-    ids: [b, n] or [b, 2, n], as the model takes them. The two sequences of a
-      pair count as samples of their own.
-    embedded: float32 [b, n, d] that replaces the embedded tokens, or None;
-      differentiable.
+    ids: inputs, [b, n] or [b, 2, n]. The two sequences of a pair count as
+      separate samples.
+    embedded: float32 [b, n, d] that replaces the embedded tokens, or None. The
+      result is differentiable with respect to it.
   """
 
-  # A model of next tokens closes holes: hidden states have that order.
+  # Models of next tokens move tokens to the front: hidden states follow.
   ids, _ = model.close_holes(ids)
 
   def run(**more: Any) -> Any:
@@ -92,8 +92,8 @@ def capture(
   if embedded is None:
     sown = run()
   else:
-    # Perturb the embedding by the difference. The sum rounds: it is `embedded`
-    # to one unit in the last place, and `hidden[0]` has its exact value.
+    # Perturb the embedding by the difference. The rounded sum equals `embedded`
+    # up to one unit in the last place; `hidden[0]` is the sum that was used.
     start = jax.lax.stop_gradient(run()["hidden"][0])
     change = embedded.astype(start.dtype) - start
     sown = run(perturbations={"encoder": {"embedded": change}})
@@ -101,15 +101,15 @@ def capture(
   names = [name for name in sown if name.startswith("layer_")]
   names.sort(key=lambda name: int(name.removeprefix("layer_")))
   layers = [sown[name] for name in names]
-  # A loop over layers sows in the encoder, other layers in themselves.
+  # A loop over layers sows gates in the encoder; otherwise each layer does.
   gates = [layer["gate"][0] for layer in layers if "gate" in layer]
   gates = gates or list(sown.get("gate", ()))
   sigma = sown.get("sigma", (None,))[0]
-  # Without a loop, the first layer's mixer sows Sigma.
+  # Without a loop, the mixer of the first layer sows Sigma.
   if sigma is None and gates:
     sigma = sown["layer_0"]["mixer"]["sigma"][0]
   stacked = jnp.stack(gates) if gates else None
-  # A layer whose mixer has no heads sows nothing for it.
+  # A layer whose mixer has no heads sows none: its dictionary is empty.
   heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
   return Capture(tuple(sown["hidden"]), model.mask(ids), stacked, sigma, heads)
 
@@ -131,16 +131,17 @@ def parts(
     captured: result of `capture`.
 
   Returns:
-    For every layer the outputs of its heads before the projection back,
-    [b, h, n, e]; or those of its experts, [b, e, n, d], see
-    `InvertibleLayers.parts`; None for other models.
+    For every layer, the outputs of its heads before the output projection,
+    [b, h, n, e], or the outputs of its experts, [b, e, n, d] (see
+    `InvertibleLayers.parts`). None for models without heads and experts.
   """
-  # Models without experts have heads, if every layer sows them.
+  # Without experts, return the heads if every layer has sown them.
   if captured.gates is None:
     attended: list[Any]
     attended = [heads.get("attended") for heads in captured.heads]
     is_complete = attended and all(heads is not None for heads in attended)
     return tuple(attended) if is_complete else None
+  # Compute the outputs of the experts from the input of each layer.
   layers = layers_of(model.stacks()["encoder"])
   if layers is None:
     return None

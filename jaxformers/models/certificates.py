@@ -1,11 +1,12 @@
 """Certificates: changes of an input that cannot change its prediction.
 
-A change moves the pooled vector by at most a bound that goes through the layers
-with the weights of the model (`InvertibleLayers.bound`), and the difference of
-two logits by the norm of the difference of their weights times that. A
-prediction whose margin is greater cannot change. As the radius of Tsuzuku et
-al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1, but for the mean
-over tokens, of which k of n change by any token of the vocabulary.
+A change of the input moves the pooled vector by at most a bound, which is
+computed layer by layer from the weights (`InvertibleLayers.bound`). The
+difference of two logits then changes by at most this bound times the norm of
+the difference of their weight vectors. A prediction with a greater margin
+cannot change. This is the radius of Tsuzuku et al. 2018
+(https://arxiv.org/abs/1802.04034, proposition 1), adapted to mean pooling when
+k of n tokens may be replaced by any token of the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,21 +32,24 @@ from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables, outputs
 from jaxformers.models.variants import bounded_models
 
-BATCH = 50  # Examples at a time.
-# Room for rounding in float32: of logits, relative to the greatest, and of the
-# encoder, as a perturbation of the embedded sequence, relative to its norm.
+BATCH = 50  # Number of examples in a batch.
+# Allowances for rounding in float32: of the logits, relative to the greatest
+# one; and of the encoder, as a perturbation of the embedded sequence, relative
+# to its norm.
 ROUNDING, ENCODER_ROUNDING = 1e-5, 1e-6
 
 
 def token_reach(table: np.ndarray) -> np.ndarray:
-  """Returns the greatest distance of every token to another, float64 [v].
+  """Returns the greatest distance of every token to any token, float64 [v].
 
   Args:
-    table: vectors of the vocabulary, [v, d]; 0 is padding, which is no token.
+    table: vectors of the vocabulary, [v, d]. Row 0 is padding and does not
+      count as a token.
   """
   table = np.asarray(table, np.float64)
   squares = np.square(table).sum(1)
   reach = np.zeros(len(table))
+  # |s - t|^2 = |s|^2 - 2 s . t + |t|^2, in blocks of rows to save memory.
   for start in range(0, len(table), 1_024):
     rows = slice(start, start + 1_024)
     products = table[rows] @ table[1:].T
@@ -56,14 +60,16 @@ def token_reach(table: np.ndarray) -> np.ndarray:
 
 
 def replaced(reach: np.ndarray, mask: np.ndarray, k: Any) -> Change:
-  """Returns how far k replaced tokens move the embedded sequences.
+  """Returns bounds on the change of embedded sequences by k replaced tokens.
 
   Args:
-    reach: distance that each token can be moved, [b, n].
+    reach: greatest distance that each token can be moved, [b, n].
     mask: [b, n], True at tokens.
-    k: number of replaced tokens, at the worst places; or one for each
-      sequence, [b].
+    k: number of replaced tokens, at the worst positions; a number, or an array
+      with one number for each sequence, [b].
   """
+  # Keep the k greatest distances of each sequence.
+  # Sort the distances of each sequence in descending order.
   far = -np.sort(-np.where(mask, reach, 0), 1)
   far = np.where(np.arange(far.shape[1]) < np.reshape(k, (-1, 1)), far, 0)
   count = np.maximum(mask.sum(1), 1)
@@ -72,24 +78,30 @@ def replaced(reach: np.ndarray, mask: np.ndarray, k: Any) -> Change:
 
 
 def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
-  """Returns the change by any perturbation of a Frobenius norm, [b]."""
+  """Returns bounds on the change by perturbations of given Frobenius norms.
+
+  Args:
+    radius: Frobenius norms, [b].
+    n: numbers of tokens, [b].
+  """
   return Change(radius, np.sqrt(n) * radius, radius / np.sqrt(n))
 
 
 def is_certified(
   logits: np.ndarray, labels: np.ndarray, kernel: np.ndarray, moved: np.ndarray
 ) -> np.ndarray:
-  """Returns where the right class stays the greatest logit, bool [b].
+  """Returns where the right class certainly keeps the greatest logit, bool [b].
 
   Args:
-    logits: [b, c].
-    labels: [b].
+    logits: logits of the unchanged inputs, [b, c].
+    labels: right classes, [b].
     kernel: kernel of the last linear map, [d, c].
-    moved: greatest change of its input, [b].
+    moved: greatest change of the input of the last linear map, [b].
   """
   logits = np.asarray(logits, np.float64)
   columns = np.asarray(kernel, np.float64).T
   rows = np.arange(len(labels))
+  # Compare each margin with its greatest change and the allowance, [b, c].
   margin = logits[rows, labels][:, None] - logits
   apart = np.linalg.norm(columns[labels][:, None] - columns[None], axis=-1)
   room = apart * moved[:, None] + ROUNDING * np.abs(logits).max(1)[:, None]
@@ -98,10 +110,10 @@ def is_certified(
 
 
 class Evaluation:
-  """A classifier of sequences as functions of its inputs.
+  """Functions of a classifier's inputs that certificates need.
 
   Args:
-    model, params: classifier of ids, [b, n], in float32, and its parameters.
+    model, params: classifier of ids [b, n], in float32, and its parameters.
   """
 
   def __init__(self, model: Model, params: Any) -> None:
@@ -113,7 +125,7 @@ class Evaluation:
     return np.asarray(outputs(self._model, self._variables, ids))
 
   def mask(self, ids: np.ndarray) -> np.ndarray:
-    """Returns where there are tokens, bool [b, n]."""
+    """Returns the mask of the tokens, bool [b, n]."""
     return np.asarray(self._model.mask(jnp.asarray(ids)))
 
   def sizes(self, ids: np.ndarray) -> np.ndarray:
@@ -131,41 +143,46 @@ def certify(
   labels: np.ndarray,
   batch_size: int = BATCH,
 ) -> list[tuple[int | None, float]]:
-  """Returns the greatest changes that cannot change the class of examples.
+  """Returns the greatest changes that certainly keep the class of each example.
 
   Args:
     model, params: classifier of sequences in float32, and its parameters.
     ids: inputs of the model, [b, n].
-    labels: classes, [b].
-    batch_size: examples at a time.
+    labels: right classes, [b].
+    batch_size: number of examples in a batch.
 
   Returns:
-    For each example the greatest number of replaced tokens under which the
-    label certainly stays the greatest logit, None where inputs are numbers; and
-    the greatest norm of a perturbation, as a share of the embedded sequence's
-    norm.
+    A pair for each example. First, the greatest number of replaced tokens under
+    which the label certainly keeps the greatest logit; None if inputs are
+    numbers or the embedding has no bound for a replaced token. Second, the
+    greatest norm of a perturbation of the embedded sequence under which the
+    label keeps the greatest logit, relative to the norm of the sequence.
 
   Raises:
     UserError: for pairs, images, or layers without a bound for all sequences.
   """
+  # Refuse inputs and models without a bound.
   config = model.config
   if config.num_inputs > 1 or config.image:
     raise UserError(
-      "Certificates are of single sequences, not of these inputs."
+      "Certificates exist for single-sequence inputs only, not for pairs or "
+      "images."
     )
   bound = find_bound(model, make_variables(model, params))
   if bound is None:
     raise UserError(
       f"The layers, pool or norm of {config.name!r} have no bound for all "
-      "sequences, and so there is no certificate: train the model "
+      "sequences, so there is no certificate: train the model "
       f"{bounded_models()}."
     )
-  # Make once what does not depend on the examples.
+  # Prepare everything that does not depend on the examples.
   evaluation = Evaluation(model, params)
   kernel = head_kernels(model, params)[-1]
+  # Without a bound for single tokens, certify only perturbations.
   reach = None
   if config.vocab_size and has_plain_tokens(config):
     reach = token_reach(np.asarray(token_table(model, params)))
+  # Certify batch by batch, and cut off the repeated examples of the last one.
   certificates = []
   pairs = (in_batches(x, batch_size) for x in (ids, labels))
   for examples in zip(*pairs, strict=True):
@@ -181,15 +198,16 @@ def _certify_batch(
   ids: np.ndarray,
   labels: np.ndarray,
 ) -> list[tuple[int | None, float]]:
-  """Returns `certify` of the examples of a batch.
+  """Returns what `certify` returns, for the examples of one batch.
 
   Args:
-    evaluation: the model as functions of ids.
+    evaluation: functions of the model.
     bound: bound of the model, from `find_bound`.
     kernel: kernel of the last linear map, [d, c].
-    reach: result of `token_reach`; None where tokens are not replaced.
+    reach: result of `token_reach`; None to certify no replaced tokens.
     ids, labels: examples, [b, n] and [b].
   """
+  # Bound the rounding of the encoder as a small perturbation.
   mask = evaluation.mask(ids)
   n = np.maximum(mask.sum(1), 1)
   sizes, logits = evaluation.sizes(ids), evaluation.logits(ids)
@@ -198,6 +216,7 @@ def _certify_batch(
   def holds(change: Change) -> np.ndarray:
     return is_certified(logits, labels, kernel, bound(change, n) + rounding)
 
+  # Search for the greatest number of replaced tokens.
   zeros = np.zeros(len(ids))
   counts: list[int | None] = [None] * len(ids)
   if reach is not None:
@@ -205,7 +224,7 @@ def _certify_batch(
     counts = _bisect(
       lambda k: holds(replaced(far, mask, k)), zeros, mask.sum(1) + 1.0, 1.0
     ).tolist()
-  # Beyond the norm of the sequence itself nothing is searched for.
+  # Search for the greatest perturbation, up to the norm of the sequence.
   radii = _bisect(
     lambda share: holds(perturbed(share * sizes, n)), zeros, zeros + 1, 1e-6
   )
@@ -219,13 +238,15 @@ def _bisect(
   high: np.ndarray,
   width: float,
 ) -> np.ndarray:
-  """Returns the greatest values that hold, to a width; 0 where none does.
+  """Returns the greatest values for which a condition holds, by bisection.
+
+  The result is `low` where the condition holds for no tested value.
 
   Args:
     holds: monotone condition, from values [b] to booleans [b].
-    low: values that hold if any does, [b].
-    high: values that do not hold, [b].
-    width: width of the interval that is left; 1 for integers.
+    low: values for which the condition holds if it holds for any, [b].
+    high: upper limits of the values, excluded, [b].
+    width: width of the interval at which the search ends; 1 for integers.
   """
   while (high - low > width).any():
     middle = (low + high) / 2

@@ -11,7 +11,7 @@ from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 
 def head(config: ModelConfig) -> ClassifierHead:
-  """Returns the head of a classifier, inside a module's call."""
+  """Returns the head of a classifier; call this inside a module's call."""
   return ClassifierHead(
     num_classes=config.num_classes,
     pool=config.pool,
@@ -29,15 +29,16 @@ def head(config: ModelConfig) -> ClassifierHead:
 
 @CLASSES.register("classification")
 class Classifier(Model):
-  """Tokens to float32 logits [b, num_classes].
+  """Classifier: maps inputs to float32 logits [b, num_classes].
 
-  Tokens are ids [b, n], 0 at padding, or float32 [b, n], none of them padding;
-  [b, 2, n] for pairs, which one encoder reads apart; or the patches of images,
-  float32 [b, height, width, c].
+  Inputs are ids [b, n], 0 at padding; or real numbers, float32 [b, n], without
+  padding; or images, float32 [b, height, width, c]. Pairs are [b, 2, n]: one
+  encoder reads the two sequences separately.
   """
 
   @nn.compact
   def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
+    # The sequences of pairs become adjacent samples, [2 b, n].
     if self.config.num_inputs > 1:
       ids = ids.reshape(-1, ids.shape[-1])
     mask = self.mask(ids)

@@ -1,4 +1,4 @@
-"""The configuration of a model: typed, frozen, and checked when it is made."""
+"""Configuration of a model: typed, frozen, and checked when it is created."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from jaxformers.models.norm import NORMS
 from jaxformers.models.variants import MODELS, Variant
 
 DTYPES = ("float32", "bfloat16")
-# What the backward pass reads: see `ModelConfig.memory`.
+# Ways to get the activations of the backward pass: see `ModelConfig.memory`.
 MEMORY_MODES = ("stored", *LOOPED)
-# Learned tokens in front of the input, by the pool that reads them.
+# Number of learned tokens before the input, by the pool that reads them.
 FRONT_TOKENS = {"cls": 1, "distilled": 2}
 SECTIONS = ("mixer", "mixer_defaults", "block", "embedding", "head")
-# Options that classifiers alone have, at their defaults.
+# Options that only classifiers have, with their defaults.
 PLAIN_HEAD = {
   "pool_norm": "",
   "head_dim": 0,
@@ -49,7 +49,7 @@ PLAIN_HEAD = {
   "head_init_std": 0.0,
   "head_dropout_rate": 0.0,
 }
-# Options whose values are names: what they are called, and the choices.
+# Options whose values are names: the kind of name, and the choices.
 CHOICES = {
   "orthogonal_map": ("orthogonal map", orthogonal.MAPS),
   "memory": ("memory mode", MEMORY_MODES),
@@ -63,28 +63,28 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(ModelFields):
-  """Everything that defines a model: `config.model` and sizes of the task.
+  """Complete definition of a model: `config.model`, and sizes of the task.
 
-  A model keeps its config as `model.config`; another dtype or memory mode is
-  `dataclasses.replace(model.config, dtype="bfloat16")`.
+  A model has its config as `model.config`. To change the dtype or the memory
+  mode, use `dataclasses.replace(model.config, dtype="bfloat16")`.
 
   Attributes:
-    vocab_size: number of token ids, padding (0) included; 0 if tokens are real
+    vocab_size: number of token ids, including padding (0); 0 if tokens are real
       numbers or patches.
-    max_len: greatest number of tokens, without meaning for images.
+    max_len: greatest number of tokens; ignored for images.
     num_classes: number of logits, at least 1; 0 for language models and models
-      of values, for which it has no meaning.
+      of values, which ignore it.
     objective: "classification", "language_model", "segmentation", "spans",
-      "sentences", or one of `Reconstruction`.
-    image: (height, width, channels), or () for sequences.
-    num_inputs: 2 for pairs.
-    separator: id that ends the first part of a sequence of two; 0 if sequences
-      have one part.
-    padded_len: divisor of the pool "padded_mean", 0 for max_len.
+      "sentences", or an objective of `Reconstruction`.
+    image: (height, width, channels) of images; () for sequences.
+    num_inputs: number of sequences of an example: 1, or 2 for pairs.
+    separator: id that ends the first part of a sequence with two parts; 0 if
+      sequences have one part.
+    padded_len: divisor of the pool "padded_mean"; 0 for max_len.
 
   Raises:
-    UserError: for an unknown name or option, naming the choices; for an option
-      out of its range; for options that do not go together.
+    UserError: for an unknown name or option, listing the choices; for an option
+      out of its range; for options that cannot be combined.
   """
 
   vocab_size: Count
@@ -97,11 +97,12 @@ class ModelConfig(ModelFields):
   padded_len: Length = 0
 
   def __post_init__(self) -> None:
-    # Check the types before values are converted; None is an empty section.
+    # Check types before converting values. None stands for an empty section.
     options = {field: getattr(self, field) for field in FIELDS}
     for section in SECTIONS:
       options[section] = {} if options[section] is None else options[section]
     ranges.check(ModelConfig, options)
+    # Make all values hashable, so that configs and models are hashable.
     object.__setattr__(self, "image", tuple(self.image))
     for section in SECTIONS:
       section_options = options[section]
@@ -110,7 +111,7 @@ class ModelConfig(ModelFields):
 
   @property
   def variant(self) -> Variant:
-    """Mixer and block that the name stands for."""
+    """Variant (mixer and block) of the model's name."""
     return MODELS[self.name]
 
   @property
@@ -120,12 +121,12 @@ class ModelConfig(ModelFields):
 
   @property
   def predicts_next(self) -> bool:
-    """True if the objective is to predict what follows a token."""
+    """True if the objective is to predict the next token or value."""
     return self.objective in NEXT
 
   @property
   def is_causal(self) -> bool:
-    """True if the mixer reads earlier tokens only, whatever the objective."""
+    """True if the mixer reads only earlier tokens, for any objective."""
     options = self.mixer_options() if self.variant.mixer else {}
     return is_causal(self.variant, options)
 
@@ -136,12 +137,12 @@ class ModelConfig(ModelFields):
 
   @property
   def masks_values(self) -> bool:
-    """True if some of the inputs are NaN, for masked numbers."""
+    """True if inputs are real numbers, and NaN where they are masked."""
     return self.real and self.objective in MASKED
 
   @property
   def cls(self) -> int:
-    """Number of learned tokens that the encoder puts in front."""
+    """Number of learned tokens that the encoder prepends."""
     return FRONT_TOKENS.get(self.pool, 0)
 
   @property
@@ -151,21 +152,21 @@ class ModelConfig(ModelFields):
 
   @property
   def num_tokens(self) -> int:
-    """Greatest number of tokens or patches, without a token in front."""
+    """Greatest number of tokens or patches, without prepended tokens."""
     if self.image:
       return num_patches(self.image, self.patch_size)
     return self.max_len
 
   @property
   def encoder_len(self) -> int:
-    """Greatest number of tokens in the encoder, those in front included."""
+    """Greatest number of tokens in the encoder, with prepended tokens."""
     return self.num_tokens + self.cls
 
   def mixer_options(self, *differing: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the mixer's options, with the defaults of variant and recipe.
+    """Returns the mixer's options, completed by all defaults that apply.
 
     Args:
-      *differing: defaults that replace those of `mixer_defaults`.
+      *differing: defaults that take precedence over `mixer_defaults`.
     """
     shared = dict(self.mixer_defaults)
     for defaults in differing:
@@ -178,9 +179,10 @@ class ModelConfig(ModelFields):
     compares = self.objective == "sentences"
     if compares and self.interaction:
       raise UserError(
-        f"interaction={self.interaction!r} is of classifiers, and sentences "
-        "are compared by their cosine: leave it empty."
+        f"interaction={self.interaction!r} applies to classifiers only; "
+        "sentences are compared by their cosine. Leave it empty."
       )
+    # Sentences are compared by their cosine: no interaction is needed.
     heads.check(
       self.pool,
       self.head_activation,
@@ -190,6 +192,7 @@ class ModelConfig(ModelFields):
     )
     self._check_objective()
     self._check_pool()
+    # Check the options of the head, and whether the mixer suits the objective.
     head = HEADS.get(self.objective, dict)
     for option in self.head:
       choose("option of head", option, ranges.of(head))
@@ -199,114 +202,121 @@ class ModelConfig(ModelFields):
       self._check_bidirectional()
 
   def _check_causal(self) -> None:
-    """Raises UserError for a mixer that sees what the model predicts."""
+    """Raises UserError for a model that sees the tokens it has to predict."""
     variant, options = self.variant, self.mixer_options()
     kind = f"mixer {variant.mixer!r}"
     if not variant.mixer:
       raise UserError(
-        f"The model {self.name!r} has no causal form: choose a model with one, "
-        "or task.objective=masked."
+        f"The model {self.name!r} has no causal form: choose a model that has "
+        "one, or set task.objective=masked."
       )
     make = MIXERS[variant.mixer]
     check_section("mixer", kind, make, options, variant.fixed)
+    # Refuse options that show later tokens to earlier ones.
     if not options["causal"]:
       raise UserError(
-        "A model that predicts the next token sees what it predicts with "
-        "mixer.causal=False: leave the option out."
+        "mixer.causal=False lets a next-token model see the token it has to "
+        "predict. Remove the option."
       )
     if self.block.get("norm_type") == "batch":
       raise UserError(
-        'block.norm_type="batch" shows later tokens to earlier ones in '
-        "training, by their mean: choose another norm to predict what follows."
+        'block.norm_type="batch" averages over all tokens in training, so a '
+        "next-token model sees later tokens: choose another norm."
       )
 
   def _check_bidirectional(self) -> None:
-    """Raises UserError for a mixer that sees one side of a masked token."""
+    """Raises UserError for a causal mixer, which sees one side of a token."""
     if self.is_causal:
       raise UserError(
-        f"The mixer {self.variant.mixer!r} reads earlier tokens alone, and "
-        "masked tokens are predicted from both sides: choose "
-        "task.objective=causal, or mixer.causal=False where the mixer has it."
+        f"The mixer {self.variant.mixer!r} reads only earlier tokens, but "
+        "masked tokens are predicted from both sides: set "
+        "task.objective=causal, or mixer.causal=False if the mixer has it."
       )
 
   def _check_objective(self) -> None:
-    """Raises UserError for inputs and options that the objective has not."""
+    """Raises UserError for inputs or options that do not suit the objective."""
+    # Check the objective, and options that only some tasks have.
     choose("objective", self.objective, OBJECTIVES)
     if self.patch_size and not self.image:
       raise UserError(
-        f"patch_size={self.patch_size} is for images, and this task has "
-        "sequences: leave it 0."
+        f"patch_size={self.patch_size} applies to images, but this task has "
+        "sequences: set it to 0."
       )
     if self.objective == "classification" and self.head:
       raise UserError(
-        f"head={dict(self.head)} is for language models and segmenters: a "
-        f"classifier has pool, {', '.join(PLAIN_HEAD)}, head_activation and "
-        "interaction."
+        f"head={dict(self.head)} is for language models and segmenters. Use "
+        f"the options of classifiers: pool, {', '.join(PLAIN_HEAD)}, "
+        "head_activation and interaction."
       )
     if self.max_len < 1 and not self.image:
       raise UserError(
-        f"max_len={self.max_len}: a sequence has at least one token."
+        f"max_len={self.max_len} is too small: set it to at least 1."
       )
+    # Check the number of classes.
     has_classes = self.objective not in NO_CLASSES and not self.has_values
     if self.num_classes < 1 and has_classes:
       raise UserError(
-        f"num_classes={self.num_classes}: choose at least one class for the "
-        f"objective {self.objective!r}."
+        f"num_classes={self.num_classes} is too small: the objective "
+        f"{self.objective!r} needs at least one class."
       )
+    # Check that the inputs suit the objective.
     if self.objective in TEXTS and not self.vocab_size:
       raise UserError(
-        f"The objective {self.objective!r} takes texts, and this task has "
-        "numbers or images."
+        f"The objective {self.objective!r} takes texts, but this task has "
+        "numbers or images: choose a task of texts."
       )
     if self.separator >= max(self.vocab_size, 1):
       raise UserError(
-        f"separator={self.separator} is no id of a vocabulary of "
-        f"{self.vocab_size}: give a smaller id, or 0 for none."
+        f"separator={self.separator} is not an id of a vocabulary of "
+        f"{self.vocab_size}: give a smaller id, or 0 for no separator."
       )
     if self.objective == "segmentation" and not self.image:
-      raise UserError("Segmentation takes images, and this task has sequences.")
+      raise UserError("Segmentation takes images, but this task has sequences.")
     if self.objective in (*NEXT, *MASKED) and self.image:
       raise UserError(
-        f"The objective {self.objective!r} takes sequences, and this task has "
-        "images."
+        f"The objective {self.objective!r} takes sequences, but this task has "
+        "images: choose a task of sequences."
       )
 
   def _check_pool(self) -> None:
-    """Raises UserError for options of classifiers under another objective.
+    """Raises UserError for a pool or a head that does not suit the model.
 
-    And for a class token in front of a mixer that reads earlier tokens alone.
+    Refuses options of classifiers under another objective, and a class token
+    with a causal mixer, which never lets the token see the input.
     """
+    # A prepended token must see the input if the head reads it.
     is_read = self.cls and self.objective in ("classification", "sentences")
     if is_read and self.is_causal:
       raise UserError(
-        f'pool="{self.pool}" puts a token in front, which the causal mixer '
-        f"{self.variant.mixer!r} reads nothing after: choose another pool, or "
-        "mixer.causal=False where the mixer has it."
+        f'pool="{self.pool}" prepends a token, and the causal mixer '
+        f"{self.variant.mixer!r} never lets it see the tokens after it: choose "
+        "another pool, or mixer.causal=False if the mixer has it."
       )
     if self.objective == "classification":
       return
+    # Other objectives read no pooled vector: allow only the defaults.
     pools = ("mean",) if self.predicts_next else ("mean", *FRONT_TOKENS)
     options = {name: getattr(self, name) for name in PLAIN_HEAD}
     if self.objective == "sentences":
-      # Sentences are pooled, and pass a layer in training.
+      # Sentences are pooled, and pass through a layer in training.
       pools = (*heads.POOLS,)
       options |= {"head_dim": 0, "head_init_std": 0.0}
     if self.pool not in pools or options != PLAIN_HEAD:
       options = {"pool": self.pool, **options}
       values = ", ".join(f"{key}={value!r}" for key, value in options.items())
       raise UserError(
-        f"{values} are of classifiers: leave them out. Segmenters and models "
-        'of masked inputs take pool="cls" for a token in front, or '
-        '"distilled" for two.'
+        f"{values} apply to classifiers only. Remove them. Segmenters and "
+        'models of masked inputs accept pool="cls", which prepends a token, '
+        'and "distilled", which prepends two.'
       )
 
 
 def is_causal(variant: Variant, options: Mapping[str, Any]) -> bool:
-  """Returns True if a variant's mixer reads earlier tokens only.
+  """Returns True if a variant's mixer reads only earlier tokens.
 
   Args:
-    variant: mixer in a block.
-    options: options of the mixer, those that the variant fixes left out.
+    variant: mixer and block.
+    options: options of the mixer, without the options that the variant fixes.
   """
   if not variant.mixer:
     return False
@@ -316,13 +326,15 @@ def is_causal(variant: Variant, options: Mapping[str, Any]) -> bool:
 
 
 def block_of(variant: Variant, *, coupled: bool) -> str:
-  """Returns the name of a variant's block, or of that which couples halves."""
+  """Returns the name of a variant's block; "coupled" for coupled layers."""
   return "coupled" if coupled else variant.block
 
 
-# Objectives that predict what follows a token, or masked tokens.
+# Objectives that predict the next token or value.
 NEXT = ("language_model", "next_tokens", "next_values")
+# Objectives that predict masked tokens or values.
 MASKED = ("masked_tokens", "masked_values")
+# Objectives that take only texts.
 TEXTS = ("spans", "sentences")
 OBJECTIVES = ("classification", "segmentation", *NEXT, *MASKED, *TEXTS)
 NO_CLASSES = ("language_model", *TEXTS)
@@ -330,7 +342,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 
 
 def _hashable(value: Any) -> Any:
-  """Returns a copy of plain data with tuples in place of lists."""
+  """Returns a copy of plain data with tuples instead of lists."""
   if isinstance(value, Mapping):
     return {key: _hashable(item) for key, item in value.items()}
   if isinstance(value, list | tuple):
@@ -343,20 +355,23 @@ def check_names(
   kind: str = "config.model",
   path: str | None = None,
 ) -> None:
-  """Raises UserError for a name that no model has, before there are sizes.
+  """Raises UserError for wrong names of options, before task sizes are known.
 
-  Checks what does not depend on the task: names and ranges of options, mixer
-  and block, and the choices of a few of them. `ModelConfig` checks the rest.
+  Checks everything that does not depend on the task: the names and ranges of
+  options, the mixer, the block, and options whose values are names.
+  `ModelConfig` checks the rest.
 
   Args:
-    options: fields of `ModelConfig`, those of the task left out or not.
-    kind: what the options are, for the message.
-    path: path of the options for the message; None for `kind`.
+    options: fields of `ModelConfig`, with or without the fields of the task.
+    kind: description of the options, for the message.
+    path: path of the options, for the message; None for `kind`.
   """
+  # Check names and types of all fields, and the name of the model.
   check_options(kind, ModelConfig, options)
   path = kind if path is None else path
   prefix = f"{path}." if path else ""
   variant = MODELS[options.get("name", "")]
+  # Check options whose values are names.
   for option, (what, choices) in CHOICES.items():
     if option in options:
       choose(what, options[option], choices)
@@ -365,8 +380,8 @@ def check_names(
   coupled = options.get("coupled", False)
   if coupled and not variant.mixer:
     raise UserError(
-      f"coupled=True puts a mixer into other layers, and {options['name']!r} "
-      "has no mixer: leave it out."
+      f"coupled=True puts a mixer into coupled layers, but the model "
+      f"{options['name']!r} has no mixer: remove coupled."
     )
   _check_sections(options, variant, prefix)
 
@@ -374,10 +389,10 @@ def check_names(
 def _check_sections(
   options: Mapping[str, Any], variant: Variant, prefix: str
 ) -> None:
-  """Raises UserError for an option that a section of a model does not have.
+  """Raises UserError for an option that its section does not have.
 
   Args:
-    options: as for `check_names`.
+    options: options of the model, as for `check_names`.
     variant: mixer and block of the model.
     prefix: path of the sections, for messages.
   """
@@ -386,6 +401,7 @@ def _check_sections(
     options.get(name) or {}
     for name in ("mixer", "block", "embedding", "mixer_defaults")
   )
+  # Check the shared defaults, the heads and the embedding.
   ranges.check(attention.Attention, shared, f"{prefix}mixer_defaults")
   head = options.get("head") or {}
   for kind_of_head in HEADS.values():
@@ -393,6 +409,7 @@ def _check_sections(
   of_decoder = head.get("mixer_defaults") or {}
   ranges.check(attention.Attention, of_decoder, f"{prefix}head.mixer_defaults")
   check_section("embedding", "embedding", Embedding, embedding, prefix=prefix)
+  # Check the options of the mixer, and build it to check the size of its heads.
   mixer = complete_mixer(variant, mixer, shared)
   if variant.mixer:
     make = MIXERS[variant.mixer]
@@ -403,8 +420,9 @@ def _check_sections(
       module.check_width(options["d_model"] // (2 if coupled else 1))
   elif mixer:
     raise UserError(
-      f"The model {options['name']!r} has no mixer: leave mixer={mixer} out."
+      f"The model {options['name']!r} has no mixer: remove mixer={mixer}."
     )
+  # Check the options of the block.
   name = block_of(variant, coupled=coupled)
   kind = f"block {name!r}"
   check_section("block", kind, BLOCKS[name], block, prefix=prefix)
@@ -415,13 +433,22 @@ def _check_sections(
 def complete_mixer(
   variant: Variant, mixer: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the mixer's options, completed by its variant's and by shared ones.
+  """Returns the mixer's options, completed by defaults.
+
+  Options of the config take precedence over defaults of the variant, and these
+  over the shared defaults.
+
+  Args:
+    variant: mixer and block.
+    mixer: options of the mixer in the config.
+    shared: `mixer_defaults` of the config.
 
   Raises:
-    UserError: for a shared option that no mixer of heads has.
+    UserError: for a shared default that no mixer with heads has.
   """
   for option in shared:
     choose("option of mixer_defaults", option, attention.shared_options())
+  # Later entries take precedence.
   taken = taken_defaults(variant, shared)
   taken = {k: v for k, v in taken.items() if k not in variant.fixed}
   return {**taken, **variant.defaults, **mixer}
@@ -430,14 +457,14 @@ def complete_mixer(
 def taken_defaults(
   variant: Variant, shared: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the defaults that a mixer has as options and does not set."""
-  # Keep what the mixer can set and its registration leaves open.
+  """Returns the shared defaults that apply to a variant's mixer."""
+  # Keep options that the mixer has and its registration does not set.
   make = MIXERS[variant.mixer] if variant.mixer else None
   options, fixed = getattr(make, "options", ()), getattr(make, "defaults", {})
   return {k: v for k, v in shared.items() if k in options and k not in fixed}
 
 
-# Fields that the encoder sets and no config does, by the kind of module.
+# Fields that the encoder sets, so that no config can, by the kind of module.
 WIRING = frozenset(
   {"parent", "name", "dtype", "orthogonal_map", "max_len", "d_model"}
 )
@@ -465,7 +492,7 @@ class SegmenterHead(TypedDict, total=False):
   mixer_defaults: Mapping[str, Any]
 
 
-# Options of heads by objective.
+# Types of the options of heads, by objective.
 HEADS: Mapping[str, Any] = {
   "language_model": LanguageHead,
   "segmentation": SegmenterHead,
@@ -489,16 +516,18 @@ def check_section(
   """Raises UserError for an unknown option, or one out of its range.
 
   Args:
-    section: in `HIDDEN`.
-    kind: what the options belong to, for the message.
+    section: name of the section, in `HIDDEN`.
+    kind: description of the module that has the options, for the message.
     make: class or factory of the module.
-    options: what a config says.
+    options: options of the section in a config.
     fixed: options that the variant sets.
-    prefix: path of the section above with its dot, for the message, or "".
+    prefix: path of the parent section with a final dot, for the message, or "".
   """
+  # Only options that neither the encoder nor the variant sets can be changed.
   hidden = HIDDEN[section] | fixed.keys()
   choices = [name for name in field_names(make) if name not in hidden]
   for option in options:
+    # Mixers without a causal form get a message that lists those with one.
     if option == "causal" and option not in choices:
       raise UserError(
         f"{kind} has no causal form. Mixers that have one: "
@@ -510,16 +539,16 @@ def check_section(
 
 
 def causal_mixers() -> list[str]:
-  """Returns the names of the mixers in which no token need see a later one."""
+  """Returns the names of the mixers that have a causal form."""
   return [n for n in MIXERS if "causal" in field_names(MIXERS[n])]
 
 
 def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a run's config with `mixer_defaults` as options of the mixer.
+  """Returns a run's config with `mixer_defaults` moved to the mixer's options.
 
-  Two configs of the same models are equal then, whichever way they say it.
+  Then two configs that define the same models are equal.
   """
-  # Move the shared defaults into the options of both models.
+  # Resolve both the model and the reference model.
   resolved = dict(config)
   for section in ("model", "reference"):
     options = dict(config.get(section, {}))

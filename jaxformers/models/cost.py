@@ -1,4 +1,4 @@
-"""Parameters, operations and memory of a model, counted from its program."""
+"""Parameters, operations and memory of a model, counted in its JAX program."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class Cost:
   """Cost of a model on one example.
 
   Attributes:
-    parameters: number of parameters, as stored.
-    flops: operations of the matrix products of a forward pass; a multiplication
-      with an addition counts as two. Orthogonal maps are not counted: they run
-      once per step for the whole batch.
-    elementwise: other floating-point operations of the forward pass, one for
-      every entry that a sum, product, quotient or function computes or that a
-      reduction reads. NeuTRENO's term has three per entry (appendix G.4).
-    activations: bytes that the forward pass keeps for the backward pass, before
-      the compiler decides to recompute some of them.
+    parameters: number of stored parameters.
+    flops: number of operations in the matrix products of a forward pass. A
+      multiplication with an addition counts as two. Orthogonal maps are not
+      counted, because they run once per step for the whole batch.
+    elementwise: number of other floating-point operations of the forward pass:
+      one for every entry that a sum, product, quotient or function computes,
+      and one for every entry that a reduction reads. NeuTRENO's term takes
+      three operations per entry (appendix G.4).
+    activations: bytes that the forward pass stores for the backward pass,
+      before the compiler decides to recompute some of them.
   """
 
   parameters: int
@@ -38,13 +39,13 @@ class Cost:
   activations: int
 
 
-# Primitives that compute one number for every entry of their output, ...
+# Primitives that count one operation for every entry of their output.
 _ENTRIES = (
   "abs add add_any atan2 cbrt cos cosh div erf erf_inv erfc exp exp2 expm1 "
   "integer_pow log log1p logistic max min mul neg pow rsqrt sin sinh sqrt "
   "square sub tan tanh"
 )
-# ... and those that read every entry of their first input.
+# Primitives that count one operation for every entry of their first input.
 _SUMS = (
   "argmax argmin cumlogsumexp cummax cummin cumprod cumsum reduce_max "
   "reduce_min reduce_prod reduce_sum"
@@ -56,8 +57,8 @@ class Operations(NamedTuple):
   """Numbers of operations.
 
   Attributes:
-    products: operations of matrix products.
-    elementwise: all other floating-point operations.
+    products: number of operations in matrix products.
+    elementwise: number of all other floating-point operations.
   """
 
   products: int
@@ -65,18 +66,19 @@ class Operations(NamedTuple):
 
 
 def operations(function: Callable[..., Any], *args: Any) -> Operations:
-  """Counts the operations of `function(*args)`, with every step of a loop.
+  """Counts the operations of `function(*args)`, including all steps of loops.
 
   Args:
     function: function that JAX can trace.
-    *args: arrays or their shapes.
+    *args: arrays, or `jax.ShapeDtypeStruct`s.
   """
   return _count(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def _count(jaxpr: Any) -> Operations:
   products = elementwise = 0
-  uniform: set[int] = set()  # Arrays of one number, which make a product a sum.
+  # Arrays that repeat one number: a product with one of them is a sum.
+  uniform: set[int] = set()
   for equation in jaxpr.eqns:
     name, inputs = equation.primitive.name, equation.invars
     outputs = [variable.aval for variable in equation.outvars]
@@ -87,15 +89,15 @@ def _count(jaxpr: Any) -> Operations:
     elif name == "dot_general":
       left = inputs[0].aval.shape
       (contracted, _), _ = equation.params["dimension_numbers"]
-      # Each entry of the product sums over the contracted axes.
+      # 2 x (size of the contracted axes) x (entries of the product).
       depth = math.prod(left[axis] for axis in contracted)
       products += 2 * depth * outputs[0].size
     elif name in ELEMENTWISE | REDUCTIONS:
       entries = outputs[0] if name in ELEMENTWISE else inputs[0].aval
       if jnp.issubdtype(entries.dtype, jnp.floating):
         elementwise += entries.size
-    # Add the programs inside; a scan runs its program `length` times, and a
-    # condition the one of its branches that counts, the greatest.
+    # Add nested programs. A scan runs its program `length` times. A condition
+    # runs one branch: count the most expensive one.
     times = equation.params.get("length", 1)
     inside = [_count(inner) for inner in jaxprs_in_params(equation.params)]
     for more in [max(inside)] if name == "cond" else inside:
@@ -106,12 +108,12 @@ def _count(jaxpr: Any) -> Operations:
 
 def count_cost(model: Model, length: int) -> Cost:
   """Returns the cost of a model on an example of `length` tokens."""
-  # Describe the inputs by shapes: nothing is computed.
+  # Describe the inputs only by their shapes, so that nothing is computed.
   like = model.example(length)
   tokens = jax.ShapeDtypeStruct(like.shape, like.dtype)
   params = shapes(model)
-  # Rotations are inputs, so that their maps do not count. Products that a step
-  # derives from them are not, so that the layers are counted as the paper's.
+  # Pass rotations as inputs, so that the maps to rotations do not count. Do not
+  # pass products derived from rotations: the paper counts them in the layers.
   rotations = jax.eval_shape(
     functools.partial(
       orthogonal.rotations, orthogonal_map=model.orthogonal_map
@@ -126,7 +128,7 @@ def count_cost(model: Model, length: int) -> Cost:
   def keep(variables: Any, tokens: jax.Array) -> Any:
     return jax.vjp(functools.partial(forward, tokens=tokens), variables)[1]
 
-  # Sum what the backward pass keeps besides the weights.
+  # Sum the bytes that the backward pass stores, except the weights.
   inputs = (variables, tokens)
   residuals = jax.tree.leaves(jax.eval_shape(keep, *inputs))
   weights = [leaf.shape for leaf in jax.tree.leaves(variables)]

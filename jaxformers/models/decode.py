@@ -1,4 +1,4 @@
-"""Text from a language model, token by token."""
+"""Generation of tokens with a language model, one after the other."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ from jaxformers.models.mixer import MIXERS
 from jaxformers.models.model import Model
 from jaxformers.models.variables import make_variables
 
-# Below it log probabilities over the temperature would overflow, and draws are
-# the likeliest token long before.
+# Least temperature that divides log probabilities. Below it the quotients would
+# overflow; at it a draw always gives the likeliest token already.
 COLDEST = 1e-20
 
 
 class Choice(NamedTuple):
-  """How a token is chosen by its log probability.
+  """Rule that chooses a token from log probabilities.
 
   Attributes:
-    temperature: divisor of log probabilities, float32; 0, and anything below
-      `COLDEST`, for the likeliest token.
-    top_k: number of likeliest tokens that are drawn from, int32.
+    temperature: divisor of log probabilities, float32. Temperatures below
+      `COLDEST`, such as 0, give the likeliest token.
+    top_k: number of likeliest tokens from which a token is drawn, int32.
   """
 
   temperature: jax.Array
   top_k: jax.Array
 
   def draw(self, log_p: jax.Array, key: jax.Array, most: int) -> jax.Array:
-    """Returns one id for each row of log_p [b, vocab_size], int32 [b].
+    """Returns one drawn id for each row, int32 [b].
 
     Args:
-      log_p: log probabilities, float32.
+      log_p: log probabilities, float32 [b, vocab_size].
       key: random key.
       most: upper limit of `top_k`; 0 to draw from all tokens.
     """
     likeliest = log_p.argmax(-1)
+    # Exclude tokens that are less likely than the k-th.
     if most:
       sorted_p = jax.lax.top_k(log_p, most)[0]
       least = jax.lax.dynamic_index_in_dim(sorted_p, self.top_k - 1, 1)
       log_p = jnp.where(log_p >= least, log_p, -jnp.inf)
+    # Draw with probabilities proportional to p^(1 / temperature).
     warm = jnp.maximum(self.temperature, COLDEST)
     drawn = jax.random.categorical(key, log_p / warm)
     is_cold = self.temperature < COLDEST
@@ -66,50 +68,51 @@ def generate(
   temperature: float = 1.0,
   top_k: int = 0,
 ) -> jax.Array:
-  """Returns the tokens that follow prompts, int32 [b, steps].
+  """Returns the tokens that a model generates after prompts, int32 [b, steps].
 
-  The prompt is read at once, and every further token alone: a recurrent mixer
-  remembers its states, whose size does not depend on the number of tokens, and
-  attention its keys and values. Programs are compiled for numbers of prompts,
-  tokens and steps that are powers of two, and serve all smaller ones.
+  The model reads the prompt in one call, and every further token in a separate
+  call. A recurrent mixer caches its states, whose size does not depend on the
+  number of tokens; attention caches its keys and values. The numbers of
+  prompts, tokens and steps are padded to powers of two, so that few programs
+  are compiled.
 
   Args:
-    model: a language model from `models.build`, whose mixer has a cache.
-    params: its parameters.
-    prompt: ids, int [b, n]; 0 is padding, which may stand anywhere: before or
-      after the tokens of a prompt, or between them.
+    model: language model from `models.build`, whose mixer has a cache.
+    params: parameters of the model.
+    prompt: ids, int [b, n]. Padding (id 0) may be before, between or after the
+      tokens of a prompt.
     steps: number of tokens to draw for each prompt.
     key: random key; needed unless `temperature` is 0.
-    temperature: what log probabilities are divided by before a draw; 0 takes
-      the likeliest token.
-    top_k: number of likeliest tokens that are drawn from; 0 for all.
+    temperature: divisor of the log probabilities; 0 for the likeliest token.
+    top_k: number of likeliest tokens from which a token is drawn; 0 for all.
 
   Raises:
     UserError: for a model of another objective, a mixer without a cache, more
-      tokens than the model can have, an empty prompt, or arguments out of
+      tokens than the model can read, an empty prompt, or arguments out of
       range.
   """
   prompt = np.asarray(prompt, np.int32)
   _check(model, prompt, steps, key, temperature, top_k)
   choice = Choice(jnp.float32(temperature), jnp.int32(top_k))
   key = jax.random.key(0) if key is None else key
-  # Pad to sizes of which there are few.
+  # Pad all sizes to powers of two, so that few programs are compiled.
   count, width = prompt.shape
   wide = at_least(width, model.config.max_len if _is_bounded(model) else 0)
   rows = np.minimum(np.arange(at_least(count)), count - 1)
   padded = np.pad(prompt[rows], ((0, 0), (0, wide - width)))
   most = at_least(int(top_k), model.config.vocab_size) if top_k else 0
+  # Draw, and cut off the padding.
   sizes = (most, at_least(int(steps)))
   drawn = _generate(model, sizes, params, padded, key, choice, int(steps))
   return jax.device_put(np.asarray(drawn)[:count, :steps])
 
 
 def at_least(number: int, limit: int = 0) -> int:
-  """Returns the least power of two from a number on, or a limit below it.
+  """Returns the least power of two that is at least `number`, up to a limit.
 
   Args:
-    number: 1 or more.
-    limit: greatest result, at least `number`; 0 for none.
+    number: integer of 1 or more.
+    limit: greatest result, at least `number`; 0 for no limit.
   """
   power = 1 << (number - 1).bit_length()
   return min(power, limit) if limit else power
@@ -126,21 +129,25 @@ def _check(
   config = model.config
   if config.objective != "language_model":
     raise UserError(
-      f"generate needs a language model, and this one is for "
+      f"generate needs a language model, but the objective of this model is "
       f"{config.objective}: build it with objective='language_model'."
     )
+  # Check the prompt.
   if prompt.ndim != 2 or not (prompt != 0).any(-1).all():
     raise UserError(
       f"prompt has the shape {prompt.shape}: give ids [b, n] with at least one "
-      "token, not 0, in every row."
+      "token other than padding (id 0) in every row."
     )
   size = config.vocab_size
   if (prompt < 0).any() or (prompt >= size).any():
     raise UserError(
-      f"prompt has ids from {prompt.min()} to {prompt.max()}, and the model "
-      f"knows 0 to {size - 1}: encode it with its vocabulary."
+      f"prompt has ids from {prompt.min()} to {prompt.max()}, but the ids of "
+      f"the model are 0 to {size - 1}: encode the prompt with the model's "
+      "vocabulary."
     )
+  # Check the other arguments.
   _check_sampling(steps, key, temperature, top_k, size)
+  # The last drawn token is not read again.
   total = prompt.shape[1] + steps - 1
   if _is_bounded(model) and total > config.max_len:
     raise UserError(
@@ -153,13 +160,13 @@ def _check(
 def _check_sampling(
   steps: int, key: jax.Array | None, temperature: float, top_k: int, size: int
 ) -> None:
-  """Raises UserError for arguments of `generate` that draw no tokens.
+  """Raises UserError for arguments of `generate` out of their ranges.
 
   Args:
     steps, key, temperature, top_k: arguments of `generate`.
     size: size of the vocabulary.
   """
-  # NaN fails both comparisons of the temperature.
+  # A temperature of NaN is refused: it fails both comparisons.
   is_warm = (
     isinstance(temperature, numbers.Real) and 0 <= temperature < math.inf
   )
@@ -178,7 +185,7 @@ def _check_sampling(
 
 
 def _is_bounded(model: Model) -> bool:
-  """Returns True if a model cannot read more than max_len tokens."""
+  """Returns True if the model cannot read more than max_len tokens."""
   config = model.config
   return config.positions != "none" or _has_limit(config)
 
@@ -202,28 +209,30 @@ def _generate(
   choice: Choice,
   steps: jax.Array,
 ) -> jax.Array:
-  """Returns drawn ids, int32 [b, most_steps], the first `steps` of each row.
+  """Returns drawn ids, int32 [b, most_steps], of which `steps` are drawn.
 
   Args:
     model, params, prompt, key: as for `generate`.
     sizes: `most` of `Choice.draw`; and most_steps, at least `steps`.
-    choice: how tokens are chosen.
-    steps: number of tokens to draw.
+    choice: rule that chooses tokens.
+    steps: number of tokens to draw; later columns are 0.
   """
   most, most_steps = sizes
+  # Compute rotations and derived products once for all steps.
   variables = make_variables(model, params)
 
   def read(
     ids: jax.Array, cache: dict[str, Any]
   ) -> tuple[jax.Array, dict[str, Any]]:
-    """Returns log p of what follows each token, and the cache after them."""
+    """Returns log p of the next token after each token, and the new cache."""
     log_p, changed = model.apply(
       {**variables, **cache}, ids, train=False, mutable=[CACHE]
     )
     return log_p, dict(changed)
 
+  # Read the prompt, and draw the first token from log p after its last token.
+  # Padding may follow that token.
   log_p, cache = read(prompt, {})
-  # Read the last token of each row, which padding may follow.
   last = prompt.shape[1] - 1 - jnp.argmax(prompt[:, ::-1] > 0, axis=1)
   log_p = jnp.take_along_axis(log_p, last[:, None, None], 1)[:, 0]
   keys = jax.random.split(key, most_steps)
@@ -238,5 +247,6 @@ def _generate(
     token = choice.draw(log_p[:, 0], keys[i], most)
     return drawn.at[i].set(token), cache
 
+  # Draw the other tokens, each from the cache and the token before.
   drawn, _ = jax.lax.fori_loop(1, steps, step, (drawn, cache))
   return drawn.T

@@ -1,10 +1,11 @@
-"""Dropout, of the entries of any array, from random bytes.
+"""Dropout of the entries of any array, from random bytes.
 
-A random number takes longer than the rest of a small layer on a CPU, so every
-random word of 32 bits decides on four entries. A byte is less than one of 256
-thresholds with a probability that is a multiple of 1/256. Each call therefore
-takes one of the two thresholds that are next to the rate asked for, at random,
-so that over all calls an entry is dropped with exactly that probability.
+On a CPU, drawing random numbers takes longer than the rest of a small layer.
+So every random word of 32 bits decides about four entries, a byte each. An
+entry is kept if its byte is below a threshold, so the probability is a multiple
+of 1/256. Each call draws one of the two thresholds next to the requested rate
+at random. On average over the calls, an entry is dropped with exactly the
+requested probability.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from jaxformers.foundations.errors import UserError
 
 
 def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
-  """Returns which entries are kept, bool of a shape, at probability 1 - rate.
+  """Returns a mask that is True with probability 1 - rate, bool [*shape].
 
-  The probability is over the keys: entries are independent given the threshold,
-  which is that of a rate less than 1/256 above or below.
+  The probability is over the keys. For one key, entries are independent, with a
+  rate that differs from `rate` by less than 1/256.
 
   Args:
     key: random key from `jax.random.split` or `fold_in`, whose bits are random.
     rate: probability that an entry is dropped, in [0, 1).
-    shape: shape of the result, of at least one axis.
+    shape: shape of the result, with at least one axis.
   """
   *rows, n = shape
-  # Take four bytes of each word.
+  # Cut each word of 32 bits into four bytes.
   words = jax.random.bits(key, (*rows, -(-n // 4)), jnp.uint32)
   drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
   drawn = drawn.reshape(*rows, -1)[..., :n]
-  # Round 256 (1 - rate) up or down by the bits of the key, to its value on
-  # average. Another draw would take as long to compile as the first.
+  # Round 256 (1 - rate) up or down at random, without bias. Use the bits of the
+  # key, because a second draw would double the time to compile.
   up = (jax.random.key_data(key)[-1] >> 8).astype(jnp.float32) / 2**24
   threshold = jnp.floor(256 * (1 - rate) + up)
   return drawn < threshold.astype(jnp.int32)
@@ -45,7 +46,7 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
 
 @flax.struct.dataclass
 class Dropout:
-  """Dropout with a key; a pytree, so that kernels can take it.
+  """Dropout with a random key, as a pytree that kernels can take.
 
   Attributes:
     rate: share of the entries that are dropped.
@@ -56,7 +57,7 @@ class Dropout:
   key: jax.Array | None = None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Drops entries of any array, and scales the others by 1 / (1 - rate)."""
+    """Returns x with random entries 0 and the others divided by 1 - rate."""
     if self.key is None:
       return x
     return jnp.where(
@@ -64,14 +65,14 @@ class Dropout:
     )
 
   def fold(self, number: jax.Array | int) -> Dropout:
-    """Returns the dropout of one part of an array, with a key of its own."""
+    """Returns dropout with another key, for part `number` of an array."""
     if self.key is None:
       return self
     return dataclasses.replace(self, key=jax.random.fold_in(self.key, number))
 
 
 def make_dropout(module: nn.Module, rate: float, *, train: bool) -> Dropout:
-  """Returns dropout with a new key of a module; of nothing outside training.
+  """Returns dropout with a new key of a module; outside training, no dropout.
 
   Raises:
     UserError: for a rate outside [0, 1).
@@ -89,10 +90,11 @@ def make_dropout(module: nn.Module, rate: float, *, train: bool) -> Dropout:
 def drop_channels(
   module: nn.Module, x: jax.Array, rate: float, *, train: bool
 ) -> jax.Array:
-  """Drops channels of samples at all of their tokens, x [b, n, d].
+  """Drops channels of x [b, n, d], the same channels at all tokens of a sample.
 
-  Source: the dropout of S4's, S5's and the LRU's authors.
+  Source: code of the authors of S4, S5 and the LRU.
   """
+  # Draw one factor for each sample and channel, [b, 1, d].
   kept = make_dropout(module, rate, train=train)(
     jnp.ones((x.shape[0], 1, x.shape[2]), x.dtype)
   )

@@ -32,10 +32,12 @@ POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
 
 def sinusoids(length: int, d: int) -> np.ndarray:
-  """Returns sin(p / 10000^(2i/d)) and its cosine, interleaved, f32 [length, d].
+  """Returns sinusoidal positions, float32 [length, d].
 
-  Source: Vaswani et al. 2017, section 3.5. (TransJect's code doubles the
-  exponent, which leaves half of the channels nearly constant.)
+  Channel 2i of position p is sin(p / 10000^(2i/d)), channel 2i + 1 its cosine.
+
+  Source: Vaswani et al. 2017, section 3.5. Differs from TransJect's code, which
+  doubles the exponent: half of the channels are then nearly constant.
   """
   # Interleave sines and cosines of each rate.
   rates = 10000.0 ** (-np.arange(0, d, 2) / d)
@@ -45,18 +47,19 @@ def sinusoids(length: int, d: int) -> np.ndarray:
 
 
 def sinusoids_2d(length: int, d: int) -> np.ndarray:
-  """Returns sines and cosines of row and column of a square image, f32.
+  """Returns sinusoidal positions of the pixels of a square image.
 
-  The wavelengths of the d / 4 rates are spaced geometrically, from four images
-  to eight pixels. With the rates of `sinusoids`, 1 to 1 / 10000 per pixel,
-  most channels would hardly change over 32 pixels.
+  Half of the channels are sines and cosines of the row, half of the column. The
+  d / 4 wavelengths are spaced geometrically, from four image sides to eight
+  pixels. With the rates of `sinusoids`, 1 to 1 / 10000 per pixel, most channels
+  would hardly change over 32 pixels.
 
   Args:
     length: number of pixels.
     d: number of channels.
 
   Returns:
-    [length, d].
+    Positions, row by row, float32 [length, d].
 
   Raises:
     UserError: for a length that is not a square, or d not divisible by 4.
@@ -68,10 +71,11 @@ def sinusoids_2d(length: int, d: int) -> np.ndarray:
       "the pixels of a square image and channels divisible by 4: choose "
       '"sinusoid" or "learned".'
     )
-  # Give half of the channels to the row and half to the column.
+  # Compute sines and cosines of one axis, [side, d / 2].
   rates = np.pi * np.geomspace(0.5 / side, 0.25, d // 4)
   angles = np.arange(side)[:, None] * rates[None]
   waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+  # Give half of the channels to the row and half to the column.
   rows, columns = np.divmod(np.arange(length), side)
   both = np.concatenate([waves[rows], waves[columns]], axis=-1)
   return both.astype(np.float32)
@@ -81,13 +85,13 @@ def num_patches(image: tuple[int, ...], patch_size: int) -> int:
   """Returns the number of patches of an image (height, width, channels).
 
   Raises:
-    UserError: for a patch that does not divide the image.
+    UserError: for a patch size that does not divide height and width.
   """
   height, width, _ = image
   if patch_size < 1 or height % patch_size or width % patch_size:
     raise UserError(
       f"patch_size={patch_size} does not divide an image of {height} x {width} "
-      "pixels: choose one that does, such as 4 for 32 x 32 or 16 for 224 x 224."
+      "pixels: choose a divisor, such as 4 for 32 x 32 or 16 for 224 x 224."
     )
   return (height // patch_size) * (width // patch_size)
 
@@ -95,7 +99,8 @@ def num_patches(image: tuple[int, ...], patch_size: int) -> int:
 def patches(images: jax.Array, patch_size: int) -> jax.Array:
   """Cuts images [b, height, width, c] into patches [b, n, patch_size^2 c].
 
-  Patches, and the pixels of a patch, stand row by row; channels come last.
+  Patches are ordered row by row, and so are the pixels of a patch. The channels
+  of a pixel are adjacent.
   """
   b, height, width, c = images.shape
   # Split both axes into patches, and join the axes of a patch.
@@ -105,22 +110,22 @@ def patches(images: jax.Array, patch_size: int) -> jax.Array:
 
 
 def _fan_in_uniform() -> nn.initializers.Initializer:
-  """Returns the initializer of PyTorch's convolutions: +-1 / sqrt(fan in)."""
+  """Returns PyTorch's initializer of convolutions: U(-b, b), b^2 = 1/fan_in."""
   return nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def second_part(ids: jax.Array, separator: int) -> jax.Array:
-  """Returns 1 after the first separator of each row, else 0, int32 [b, n]."""
+  """Returns int32 [b, n]: 1 after the first separator of a row, 0 elsewhere."""
   ends = (ids == separator).astype(jnp.int32)
   return jnp.minimum(jnp.cumsum(ends, -1) - ends, 1)
 
 
 def check_width(d_model: int, *, concatenate: bool) -> None:
-  """Raises UserError for an odd width if token and position share it."""
+  """Raises UserError for an odd width if positions are concatenated."""
   if concatenate and d_model % 2:
     raise UserError(
-      f"d_model={d_model} is odd: half of the channels are for the token and "
-      "half for its position. Choose an even d_model."
+      f"d_model={d_model} is odd, but half of the channels are for the token "
+      "and half for its position. Choose an even d_model."
     )
 
 
@@ -130,29 +135,31 @@ class Embedding(nn.Module):
   Images [b, height, width, c] are cut into patches.
 
   Attributes:
-    vocab_size: ids run from 0 (padding) to vocab_size - 1; 0 if tokens are real
-      numbers, which enter by a linear map.
+    vocab_size: number of ids, which are 0 (padding) to vocab_size - 1; 0 if
+      tokens are real numbers, which a linear map embeds.
     max_len: number of positions, for "learned" and "sinusoid_2d".
     d_model: width d.
     positions: "sinusoid", "learned", "sinusoid_2d" for pixels row by row, or
-      "none" for mixers that see the order of tokens themselves.
+      "none" for mixers that depend on the order of tokens.
     concatenate: True to concatenate the vectors of token and position, half of
       the channels each, instead of adding them. This is injective (TransJect,
       section 4.4).
-    cls: number of learned tokens before the others, 0 to 2, which have the
-      first positions -> [b, n + cls, d]: a class token, and one for
-      distillation. They start at zero, and before patches like positions.
+    cls: number of learned tokens that are prepended, 0 to 2: a class token, and
+      a distillation token. The output is then [b, n + cls, d], and these tokens
+      have the first positions. They are initialized to zero before ids and
+      numbers, and like learned positions before patches.
     patch_size: side of the patches of images; 0 for tokens.
-    masked: True if real numbers may be NaN, which stands for a masked number:
-      it enters as 0, with 1 in a channel that is 0 for all others.
-    separator: id that ends the first of two parts of a sequence; later tokens
-      have another vector, `segments`, added to them, which starts at zero. 0
-      for sequences of one part.
+    masked: True if real numbers may be masked, that is, NaN. A masked number is
+      embedded as 0, with 1 in a second input channel that is 0 otherwise.
+    separator: id that ends the first of two parts of a sequence; 0 for
+      sequences of one part. Each part has a learned vector (`segments`, zero at
+      initialization), which is added to its tokens.
     cutoffs, div_value: see `AdaptiveEmbedding`.
-    scale: factor of the token vectors, before positions are added.
+    scale: factor of the token vectors, applied before positions are added.
     init_std: standard deviation of the token vectors at initialization; 0 for
       0.02, or for 1 with `concatenate`.
-    norm_epsilon: epsilon of a LayerNorm of the sum (BERT's); 0 for none.
+    norm_epsilon: epsilon of a LayerNorm after the positions are added, as in
+      BERT; 0 for no LayerNorm.
   """
 
   vocab_size: Count
@@ -174,35 +181,38 @@ class Embedding(nn.Module):
   def __call__(
     self, ids: jax.Array, mask: jax.Array | None = None
   ) -> jax.Array:
-    """Embeds ids; `mask` [b, n] counts tokens where there is a cache."""
+    """Embeds tokens; `mask` [b, n] gives their positions when decoding."""
+    # Check the options that depend on each other.
     choose("positions", self.positions, POSITIONS)
     check_width(self.d_model, concatenate=self.concatenate)
     d = self.d_model // 2 if self.concatenate else self.d_model
     if self.cutoffs and not self.vocab_size:
       raise UserError(
-        f"cutoffs={self.cutoffs} cut a vocabulary, but the inputs are real "
-        "numbers or patches: leave them out."
+        f"cutoffs={self.cutoffs} split a vocabulary, but the inputs are real "
+        "numbers or patches: remove cutoffs."
       )
-    # Embed the tokens, after those in front.
+    # Embed the tokens, [b, n, d].
     init = nn.initializers.normal(1.0 if self.concatenate else 0.02)
     token_init = init
     if self.init_std:
       token_init = nn.initializers.normal(self.init_std)
     x = self._embed_tokens(ids, d, token_init)
     if self.separator:
+      # Add the vector of the part.
       segments = self.param("segments", nn.initializers.zeros, (2, d))
       x = x + jnp.take(segments, second_part(ids, self.separator), axis=0)
     if self.cls:
       start = init if self.patch_size else nn.initializers.zeros
-      # One token is a vector, as in checkpoints.
+      # Prepend the learned tokens. A single one is a vector, as in checkpoints.
       token = self.param("cls", start, (d,) if self.cls == 1 else (self.cls, d))
       token = jnp.broadcast_to(
         token.reshape(1, self.cls, d), (x.shape[0], self.cls, d)
       )
       x = jnp.concatenate([token, x], 1)
-    # Combine with the positions.
+    # Add or concatenate the positions.
     if self.positions != "none":
       if mask is not None and is_decoding(self):
+        # Continue after the tokens in the cache.
         positions = self._embed_positions(self.max_len, d, init)
         positions = positions[count_tokens(self, mask)]
       else:
@@ -214,9 +224,10 @@ class Embedding(nn.Module):
         x = x + positions
     elif self.concatenate:
       raise UserError(
-        'positions="none" leaves empty the channels that this block has for '
-        "positions: choose another."
+        'positions="none" does not fill the channels that this block reserves '
+        "for positions: choose other positions."
       )
+    # Normalise the sum, as in BERT.
     if self.norm_epsilon:
       x = LayerNorm(self.norm_epsilon, name="norm")(x)
     return x
@@ -228,14 +239,15 @@ class Embedding(nn.Module):
     max_len = self.max_len + self.cls
     if self.positions != "sinusoid" and n > max_len:
       raise UserError(
-        f'A sequence of {n} tokens has no positions="{self.positions}" beyond '
-        f"max_len={self.max_len}: raise max_len or cut the sequence."
+        f"A sequence of {n} tokens is longer than the table of "
+        f'positions="{self.positions}" with max_len={self.max_len}: raise '
+        "max_len or cut the sequence."
       )
     if self.positions == "learned":
       return self.param("positions", init, (max_len, d))[:n]
     if self.positions == "sinusoid":
       return jnp.asarray(sinusoids(n, d))
-    # Tokens in front have no position in the image.
+    # Prepended tokens have no position in the image: their vector is 0.
     table = np.pad(sinusoids_2d(self.max_len, d), ((self.cls, 0), (0, 0)))
     return jnp.asarray(table[:n])
 
@@ -246,7 +258,7 @@ class Embedding(nn.Module):
     if self.patch_size:
       x = patches(ids, self.patch_size)
       x = nn.Dense(d, kernel_init=_fan_in_uniform(), name="patches")(x)
-    # Large vocabularies have one table for each cluster.
+    # Large vocabularies can have one table for each cluster of words.
     elif self.cutoffs:
       x = AdaptiveEmbedding(
         self.vocab_size, d, self.cutoffs, self.div_value, init, name="tokens"
@@ -254,12 +266,12 @@ class Embedding(nn.Module):
     elif self.vocab_size:
       x = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")(ids)
     else:
-      # Real numbers enter by a linear map.
+      # Embed real numbers by a linear map of [value, is_masked].
       values = ids[..., None]
       if self.masked:
         is_masked = jnp.isnan(values)
         values = jnp.where(is_masked, 0, values)
         values = jnp.concatenate([values, is_masked.astype(values.dtype)], -1)
       x = nn.Dense(d, kernel_init=init, name="values")(values)
-    # Skip a product by 1.
+    # Skip a multiplication by 1.
     return x * self.scale if self.scale != 1 else x

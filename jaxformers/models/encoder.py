@@ -1,4 +1,4 @@
-"""The encoder of every model: an embedding, and layers of one block."""
+"""Encoder of every model: an embedding, and a stack of equal blocks."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from jaxformers.models.parallel import whole_tokens
 class Encoder(nn.Module):
   """Embeds tokens and applies L blocks: ids [b, n] -> x [b, n, d].
 
-  Every layer's output is sown as `hidden` into `intermediates`, the embedding
-  as the first of them. The embedding can be moved by giving the collection
-  `perturbations`, {"encoder": {"embedded": [b, n, d]}}, which is added to it.
+  The embedding and the output of every layer are sown as `hidden` into
+  `intermediates`, in this order. To perturb the embedding, pass the collection
+  `perturbations`, {"encoder": {"embedded": [b, n, d]}}, which is added to the
+  embedding.
 
   Attributes:
-    embedding: makes the `Embedding`; called with a name, and with
-      `concatenate=True` where positions have channels of their own.
-    block: makes a block; called with a name and the index of the layer. Its
-      class says how positions enter and whether a LayerNorm ends the encoder.
-    num_layers: number of layers.
-    dropout_rate: dropout after the embedding, in training.
-    memory: what the backward pass reads: "stored", all activations;
-      "recomputed", the layers' inputs alone; "reversible", the encoder's output
-      alone, see `invertible.reversible`. (Unless the layers are injective, XLA
-      on CPUs stores what it would recompute all the same.)
+    embedding: factory of the `Embedding`; called with a name, and with
+      `concatenate=True` if positions have separate channels.
+    block: factory of a block; called with a name and the index of the layer.
+      The class of the block has the attributes `concatenate_positions` and
+      `final_norm`, which the encoder follows.
+    num_layers: number of layers L.
+    dropout_rate: dropout rate after the embedding, in training.
+    memory: data that the forward pass stores for the backward pass. "stored":
+      all activations. "recomputed": only the inputs of the layers.
+      "reversible": only the output of the encoder, see `invertible.reversible`.
+      (XLA on CPUs ignores "recomputed" and stores all activations, unless the
+      layers are injective.)
 
-  Between the layers x is float32 whatever the compute type is: the small steps
-  of a ReZero start would be lost in half precision.
+  Between the layers, x is float32 for every compute type. In half precision the
+  small first steps of ReZero layers would be lost.
   """
 
   embedding: Callable[..., nn.Module]
@@ -47,18 +50,18 @@ class Encoder(nn.Module):
   def __call__(
     self, ids: jax.Array, *, mask: jax.Array, train: bool
   ) -> jax.Array:
-    """Returns the last layer's output, after the norm that may follow it.
+    """Returns the output of the last layer, after the final norm if it exists.
 
     Args:
-      ids: [b, n].
-      mask: mask of the output, so [b, n + 1] with a token in front.
+      ids: inputs, [b, n].
+      mask: mask of the output: [b, n + 1] if one token is prepended.
       train: True in training.
     """
     blocks = [
       self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
     ]
     kind = blocks[0]
-    # Embed the tokens; `perturb` lets an analysis move the embedding.
+    # Embed the tokens. `perturb` adds the collection `perturbations`, if any.
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
@@ -66,8 +69,8 @@ class Encoder(nn.Module):
     x = make_dropout(self, self.dropout_rate, train=train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
-    # Run injective layers as one loop. Initialization calls the modules, which
-    # own the parameters.
+    # Run injective layers as one loop, except at initialization: the modules
+    # must be called to create the parameters.
     layers = invertible.layers_of(kind)
     if (
       layers is not None
@@ -84,7 +87,7 @@ class Encoder(nn.Module):
 
     if self.memory == "recomputed":
       call = nn.remat(call)
-    # Apply the layers; the first one makes what is carried to the others.
+    # Apply the layers. The first layer gets no carry.
     carry = None
     for block in blocks:
       x, carry = call(block, x, mask, carry)
@@ -99,12 +102,17 @@ class Encoder(nn.Module):
     mask: jax.Array,
     train: bool,
   ) -> jax.Array:
-    """Runs injective layers as one loop, undone or made again backwards."""
+    """Runs injective layers as one loop that stores no activations.
+
+    The backward pass recomputes or inverts the layers: see `run_layers`.
+    """
+    # Give each layer a random key for dropout.
     keep_hidden = self.is_mutable_collection("intermediates")
     variables: dict[str, Any] = dict(self.variables)
     if train and self.has_rng("dropout"):
       keys = jax.random.split(self.make_rng("dropout"), self.num_layers)
       variables[invertible.KEYS] = jax.random.key_data(keys)
+    # Run the loop; it returns all hidden states only if they are sown.
     outputs, shared = invertible.run_layers(
       layers,
       variables,
@@ -113,11 +121,12 @@ class Encoder(nn.Module):
       memory=self.memory,
       keep_hidden=keep_hidden,
     )
-    # Sow what the modules would have sown.
+    # Sow the values that the modules would have sown.
     shared.sow(self)
     if outputs.hidden is not None:
       for hidden in outputs.hidden:
         self.sow("intermediates", "hidden", hidden)
+      # Sow the side output of each layer.
       if outputs.sides is not None:
         for i in range(self.num_layers):
           side = jax.tree.map(lambda leaf, i=i: leaf[i], outputs.sides)
@@ -127,7 +136,7 @@ class Encoder(nn.Module):
   def _end(
     self, kind: nn.Module, x: jax.Array, mask: jax.Array, train: bool
   ) -> jax.Array:
-    """Returns x after the norm that ends the encoder, if one does."""
+    """Returns x after the final norm, or x if the block has none."""
     if not kind.final_norm:
       return x
     norm = NORMS[kind.norm_type](kind.norm_epsilon, name="norm")

@@ -1,4 +1,4 @@
-"""Classifier heads: pools, interactions of pairs, and the layers to logits."""
+"""Classifier heads: pools, interactions of pairs, and layers to the logits."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")
 LECUN = nn.initializers.lecun_normal()  # Default initializer of nn.Dense.
 
+# Signature of a pool: (x [b, n, d], mask [b, n], padded_len) -> [b, d].
 Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
 
 
@@ -42,10 +43,11 @@ def mean_pool(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   """Returns the sum over the tokens divided by the padded length -> [b, d].
 
-  This is "MEAN" of Skyformer's code, which shrinks short sequences; for
-  published numbers only. The padding of the current batch does not matter.
+  This is "MEAN" of Skyformer's code, which gives short sequences small vectors.
+  Use it only to reproduce published numbers. The divisor is `padded_len`, not
+  the length of the current batch.
   """
-  # The mean over tokens times the share of tokens.
+  # Multiply the mean over tokens by the share of tokens.
   share = mask.sum(1).astype(jnp.float32) / padded_len
   return masked_mean(x, mask) * share[:, None]
 
@@ -54,8 +56,8 @@ def padded_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 def root_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   """Returns the sum over the n tokens of x divided by sqrt(n) -> [b, d].
 
-  It expands no distance of two sequences, and what n independent tokens put
-  into it does not shrink with n, as the mean does.
+  This pool does not increase the distance of two sequences. For n independent
+  tokens the size of the result does not shrink with n, unlike the mean.
   """
   del padded_len
   count = mask.sum(1).astype(jnp.float32)
@@ -67,7 +69,8 @@ def all_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   """Returns the mean over all positions of x [b, n, d] -> [b, d].
 
   This is "MEAN" of LRA's code, which masks black pixels as padding but counts
-  them here; for published numbers on images, which have one length.
+  them in the mean. Use it only to reproduce published numbers on images, which
+  all have the same length.
   """
   del mask, padded_len
   return x.astype(jnp.float32).mean(1)
@@ -78,7 +81,7 @@ def all_mean(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
   """Returns the first token of x [b, n, d] -> [b, d]; zero if it is masked.
 
-  With "cls" the encoder puts a class token there.
+  With "cls", the first token is a class token that the encoder prepends.
   """
   del padded_len
   return jnp.where(mask[:, 0, None], x[:, 0], 0)
@@ -88,11 +91,11 @@ def first_token(x: jax.Array, mask: jax.Array, padded_len: int) -> jax.Array:
 def first_two_tokens(
   x: jax.Array, mask: jax.Array, padded_len: int
 ) -> jax.Array:
-  """Returns the first two tokens of x [b, n, d] in a row -> [b, 2 d].
+  """Returns the first two tokens of x [b, n, d], concatenated -> [b, 2 d].
 
-  Masked tokens are zero. The encoder puts a class token and one for
-  distillation there. The mean of a linear head of each is one linear head of
-  both.
+  Masked tokens are zero. The two tokens are the class token and the
+  distillation token that the encoder prepends. DeiT averages a linear head of
+  each token; this average is one linear head of both tokens.
 
   Source: `forward` of DistilledVisionTransformer in DeiT's models.py; Touvron
   et al. 2021, section 4.
@@ -103,30 +106,31 @@ def first_two_tokens(
 
 @INTERACTIONS.register("concat")
 def concat(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns [a, b], as LRA's dual encoder: [b, d] twice -> [b, 2 d]."""
+  """Returns [a, b] for a and b [b, d] -> [b, 2 d], as LRA's dual encoder."""
   return jnp.concatenate([a, b], -1)
 
 
 @INTERACTIONS.register("nli")
 def nli(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns [a, b, a b, a - b], as Skyformer and S4 -> [b, 4 d]."""
+  """Returns [a, b, a b, a - b] -> [b, 4 d], as Skyformer and S4."""
   return jnp.concatenate([a, b, a * b, a - b], -1)
 
 
 @INTERACTIONS.register("symmetric")
 def symmetric(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Returns [|a - b|, a b], for symmetric relations: [b, d] twice -> [b, 2 d].
+  """Returns [|a - b|, a b] -> [b, 2 d], for symmetric relations.
 
-  Source: the part of Conneau et al. 2017 (https://arxiv.org/abs/1705.02364)
-  that does not change when a and b are exchanged.
+  Source: the features of Conneau et al. 2017
+  (https://arxiv.org/abs/1705.02364) that do not change when a and b are
+  exchanged.
   """
   return jnp.concatenate([jnp.abs(a - b), a * b], -1)
 
 
 class ClassifierHead(nn.Module):
-  """Pools the tokens and maps them to logits by a small network, f32 [b, c].
+  """Pools the tokens and maps the result to logits, float32 [b, c].
 
-  Source: the heads of LRA, Skyformer and S4. Differs from theirs: "mean"
+  Source: the heads of LRA, Skyformer and S4. Differs from these heads: "mean"
   divides by the number of tokens, not by the padded length.
 
   Attributes:
@@ -134,20 +138,21 @@ class ClassifierHead(nn.Module):
     pool: "max", "mean", "first", "cls", "distilled", "padded_mean",
       "root_mean" or "all_mean".
     pool_norm: norm of the pooled vector, in `NORMS`; "" for none. The means of
-      two long sequences differ little: "running" and "batch" scale each channel
-      by what it differs over samples, a fixed affine map in evaluation.
+      two long sequences differ little, so "running" and "batch" divide each
+      channel by its standard deviation over samples. In evaluation these two
+      norms are fixed affine maps.
     head_dim: width of the first hidden layer; 0 for none.
     head_layers: number of hidden layers, each half as wide as the one before.
     activation: activation of the hidden layers: "relu", "gelu" (by tanh) or
       "tanh".
-    interaction: combination of the two pooled vectors of a pair; "" for one
-      input.
+    interaction: combination of the two pooled vectors of a pair, in
+      `INTERACTIONS`; "" for one input.
     padded_len: divisor of "padded_mean".
     init_std: standard deviation of the normal kernels at initialization; 0 for
-      LeCun's, 1 / sqrt(inputs). DeiT has 0.02 (timm's `trunc_normal_` cuts at
-      2, which is a hundred deviations away).
-    dropout_rate: dropout rate of the last layer's input, the pooled vector, as
-      in BERT (`create_model` of its run_classifier.py).
+      LeCun's, 1 / sqrt(inputs). DeiT uses 0.02. (timm's `trunc_normal_` cuts at
+      2, a hundred standard deviations away, so it is not truncated here.)
+    dropout_rate: dropout rate of the input of the last layer, as in BERT
+      (`create_model` of its run_classifier.py).
   """
 
   num_classes: int
@@ -165,12 +170,15 @@ class ClassifierHead(nn.Module):
   def __call__(
     self, x: jax.Array, mask: jax.Array, *, train: bool
   ) -> jax.Array:
-    """Returns the logits of x [b, n, d]; pairs are adjacent in [2 b, n, d]."""
-    # Pool in float32, whatever the compute type.
+    """Returns the logits of x [b, n, d].
+
+    The two sequences of a pair are adjacent samples: x is then [2 b, n, d].
+    """
+    # Pool in float32 for every compute type.
     x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
     if self.pool_norm:
       norm = NORMS[self.pool_norm](name="norm")
-      # A sample without tokens has no part in the mean over samples.
+      # Exclude samples without tokens from the mean over samples.
       has_tokens = mask.any(1, keepdims=True)
       x = normalize(norm, x[:, None], mask=has_tokens, train=train)[:, 0]
     if self.interaction:
@@ -183,7 +191,7 @@ class ClassifierHead(nn.Module):
     for layer in range(self.head_layers if self.head_dim else 0):
       name = "hidden" if layer == 0 else f"hidden_{layer}"
       x = dense(max(self.head_dim >> layer, 1), name=name)(x)
-      # Heads have always computed "gelu" by its approximation.
+      # In heads, "gelu" means the tanh approximation.
       function = "gelu_tanh" if self.activation == "gelu" else self.activation
       x = ACTIVATIONS[function](x)
     # Drop out the input of the last layer, and compute the logits.
@@ -198,14 +206,15 @@ def check(
   num_inputs: int,
   hidden: tuple[int, int],
 ) -> None:
-  """Raises UserError for options of a head that do not go together.
+  """Raises UserError for options of a head that cannot be combined.
 
   Args:
-    pool, activation, interaction: see `ClassifierHead`.
+    pool, activation, interaction: attributes of `ClassifierHead`.
     num_inputs: number of inputs of an example of the task.
     hidden: (head_dim, head_layers).
   """
   width, layers = hidden
+  # More than one hidden layer needs a width.
   if layers < 1 or (layers > 1 and not width):
     raise UserError(
       f"head_layers={layers} with head_dim={width}: give head_layers of 1 or "
@@ -214,10 +223,11 @@ def check(
     )
   choose("pool", pool, POOLS)
   choose("activation", activation, ACTIVATIONS)
+  # Pairs need an interaction, and single inputs have none.
   if num_inputs == 2:
     choose("interaction of a pair", interaction, INTERACTIONS)
   elif interaction:
     raise UserError(
-      f"interaction={interaction!r} is for pairs, but this task has "
+      f"interaction={interaction!r} applies to pairs, but this task has "
       f"{num_inputs} input: leave it empty."
     )

@@ -1,8 +1,8 @@
 """Fields of Hugging Face's config.json and preprocessor_config.json.
 
-Every field of transformers' BertConfig, ViTConfig and DeiTConfig, of today and
-of older releases, is obeyed, refused, or listed as without effect on a forward
-pass. Any other field is named in a warning.
+These are the fields of BertConfig, ViTConfig and DeiTConfig of current and
+older releases of transformers. Each field is obeyed, refused, or listed as
+without effect on a forward pass. All other fields are listed in a warning.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Fields = dict[str, Any]
 KINDS = ("bert", "deit", "vit")
 REMEDY = "Fetch it again from the source of the weights."
 
-# Fields that are obeyed. Fields of `_SIZES` must be there; the others have the
-# defaults of transformers, because old files lack some of them.
+# Fields that are obeyed. Fields of `_COMMON_SIZES` and `_SIZES` are required.
+# The others have the defaults of transformers, because old files lack some.
 _COMMON_SIZES = (
   "hidden_size",
   "num_hidden_layers",
@@ -48,7 +48,7 @@ _DEFAULTS = {
   "bert": _COMMON_DEFAULTS | {"is_decoder": False, "type_vocab_size": 2},
 }
 
-# Activations of `hidden_act`, by the name in `activations.ACTIVATIONS`.
+# Names in `activations.ACTIVATIONS`, by the value of `hidden_act`.
 ACTIVATIONS = {
   "gelu": "gelu",
   "gelu_python": "gelu",
@@ -61,52 +61,53 @@ ACTIVATIONS = {
   "tanh": "tanh",
 }
 
-# Fields that change the outputs, with the values that are supported and what to
-# do about others.
-_EXPORT = "load the model with transformers, and save_pretrained it without"
+# Fields that change the outputs, with the supported values and a remedy for
+# other values.
+_EXPORT = "load the model with transformers, and save it without"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-  "add_cross_attention": ((False,), "give a model without cross-attention"),
+  "add_cross_attention": ((False,), "use a model without cross-attention"),
   "cross_attention_hidden_size": (
     (None,),
-    "give a model without cross-attention",
+    "use a model without cross-attention",
   ),
-  "is_encoder_decoder": ((False,), "give an encoder"),
-  "pruned_heads": (({}, None), "give a model with all of its heads"),
+  "is_encoder_decoder": ((False,), "use an encoder without a decoder"),
+  "pruned_heads": (({}, None), "use a model without pruned heads"),
   "quantization_config": ((None,), f"{_EXPORT} quantization"),
   "compression_config": ((None,), f"{_EXPORT} compression"),
   "auto_map": (
     (None, {}),
-    "its code is not run: give a model of transformers itself",
+    "custom code is not run: use a model class of transformers",
   ),
-  "per_layer_config": ((None, {}), "give a model whose layers are alike"),
+  "per_layer_config": ((None, {}), "use a model with equal layers"),
   "problem_type": (
     (None, "single_label_classification"),
-    "models here tell classes apart: to read its outputs as logits of classes, "
-    "or to replace its head, set the field to null in a copy of the folder",
+    "only classification with one label is supported. To read the outputs as "
+    "logits of classes, or to replace the head, set the field to null in a "
+    "copy of the folder",
   ),
 }
 _REFUSED_BERT: dict[str, tuple[tuple[Any, ...], str]] = {
   "position_embedding_type": (
     ("absolute",),
-    "give a BERT with absolute positions",
+    "use a BERT with absolute positions",
   ),
   "pad_token_id": (
     (0,),
-    "id 0 is padding here: exchange the rows of both ids in word_embeddings "
-    "and in vocab.txt, and set the field to 0",
+    "the padding id must be 0: exchange the rows of both ids in "
+    "word_embeddings and in vocab.txt, and set the field to 0",
   ),
-  "directionality": (("bidi",), "give a BERT that reads in both directions"),
+  "directionality": (("bidi",), "use a bidirectional BERT"),
   "pooler_type": (
     ("first_token_transform",),
-    "give a BERT that pools the first token",
+    "use a BERT that pools the first token",
   ),
 }
 _REFUSED_IMAGE: dict[str, tuple[tuple[Any, ...], str]] = {
-  "is_decoder": ((False,), "give an encoder"),
+  "is_decoder": ((False,), "use an encoder"),
 }
 
-# Fields without effect on a forward pass in evaluation: training, names, types
-# of storage, heads that are not read, and what is returned.
+# Fields without effect on a forward pass in evaluation. They concern training,
+# names, storage types, heads that are not read, and the format of the outputs.
 _WITHOUT_EFFECT = """
   model_type transformers_version name_or_path label2id finetuning_task
   task_specific_params tokenizer_class prefix language license
@@ -136,8 +137,9 @@ _GENERATION = """
   top_p typical_p
 """
 
-# Heads by architecture: "logits" is read; "" is no head of a classifier, and a
-# new one takes its place; "other" would be mistaken for one.
+# Kinds of heads, by architecture. "logits": a classifier head, which is read.
+# "teacher": the two heads of a distilled DeiT. "": no classifier head; a new
+# head is created. "other": a head that looks like a classifier head but is not.
 _HEADS = {
   "bert": {
     "BertForSequenceClassification": "logits",
@@ -165,11 +167,11 @@ _HEADS = {
 
 
 class Normalisation(NamedTuple):
-  """Mean and deviation of each channel, of pixels in [0, 1].
+  """Mean and standard deviation of each channel, of pixels in [0, 1].
 
   Attributes:
-    mean, deviation: numbers, one a channel.
-    size: side of the images that a model is given; 0 if the file does not say.
+    mean, deviation: mean and standard deviation, one number for each channel.
+    size: side of the model's input images; 0 if the file does not give it.
   """
 
   mean: tuple[float, ...]
@@ -193,17 +195,17 @@ def read_json(file: Path) -> Fields:
 
 
 def read_config(file: Path) -> tuple[str, Fields]:
-  """Returns the kind of a model, and all fields that are obeyed.
+  """Returns the kind of a model, and the fields of its config.json.
 
-  Warns of fields that are not known.
+  Unknown fields are listed in a warning.
 
   Args:
-    file: config.json.
+    file: path of config.json.
 
   Returns:
-    The kind, in `KINDS`; and the fields with the defaults of those that are
-    missing. `image_size` and `patch_size` are (height, width); `num_labels` is
-    the number of labels; `head` says how the head is read.
+    The kind, in `KINDS`; and the fields, with defaults for missing ones.
+    `image_size` and `patch_size` are (height, width), `num_labels` is the
+    number of labels, and `head` is the kind of head, see `_HEADS`.
 
   Raises:
     UserError: for a damaged file, another kind of model, a missing size, or a
@@ -212,24 +214,32 @@ def read_config(file: Path) -> tuple[str, Fields]:
   config = read_json(file)
   kind = choose(f"model_type in {file}:", _find_kind(config), KINDS)
   fields = _DEFAULTS[kind] | config
-  # Check the fields that become sizes and options of the model.
+  # Check the fields that determine sizes and options of the model.
   for name in (*_COMMON_SIZES, *_SIZES[kind]):
     _check_size(file, name, config.get(name))
   _check_values(file, fields)
+  # Convert a single number to (height, width).
   for name in ("image_size", "patch_size") if kind != "bert" else ():
     value = fields[name]
     fields[name] = tuple(value) if isinstance(value, list) else (value, value)
+  # Check that the heads have equal sizes.
   heads, width = fields["num_attention_heads"], fields["hidden_size"]
   if width % heads:
     raise UserError(
       f"num_attention_heads={heads} in {file} does not divide "
       f"hidden_size={width}. {REMEDY}"
     )
-  # Refuse what would change the outputs, and name what may.
+  # Refuse fields that change the outputs, and warn of unknown ones.
   refused = _REFUSED | (_REFUSED_BERT if kind == "bert" else _REFUSED_IMAGE)
   refused |= {
-    "head_dim": ((None, width // heads), "give heads of hidden_size / heads"),
-    "embedding_size": ((None, width), "give embeddings of the hidden size"),
+    "head_dim": (
+      (None, width // heads),
+      "use a model with head_dim = hidden_size / num_attention_heads",
+    ),
+    "embedding_size": (
+      (None, width),
+      "use a model with embedding_size = hidden_size",
+    ),
   }
   for name, (allowed, remedy) in refused.items():
     if name in config and not any(_is_same(config[name], v) for v in allowed):
@@ -237,6 +247,7 @@ def read_config(file: Path) -> tuple[str, Fields]:
         f"{name}={config[name]!r} in {file} is not supported: {remedy}."
       )
   _warn_of_unknown(file, config, {*_SIZES[kind], *_DEFAULTS[kind], *refused})
+  # Count the labels; transformers has two by default.
   labels = fields["id2label"]
   if labels is not None:
     fields["num_labels"] = len(labels)
@@ -246,9 +257,10 @@ def read_config(file: Path) -> tuple[str, Fields]:
 
 
 def _find_kind(config: Mapping[str, Any]) -> Any:
-  """Returns model_type; older files without it are known by other fields."""
+  """Returns model_type, or infers it from other fields in older files."""
   if "model_type" in config:
     return config["model_type"]
+  # Segments indicate a BERT, and patches a ViT or a DeiT.
   if "type_vocab_size" in config and "vocab_size" in config:
     return "bert"
   names = config.get("architectures") or [""]
@@ -264,10 +276,12 @@ def _is_same(value: Any, allowed: Any) -> bool:
 
 
 def _check_size(file: Path, name: str, value: Any) -> None:
-  """Raises UserError for a size that is no positive integer, or pair of them.
+  """Raises UserError for a size that is not a positive integer.
 
-  A pair is (height, width), of images and patches; patches are square.
+  Sizes of images and patches may be pairs (height, width) of positive integers.
+  Patches must be square.
   """
+  # Accept a number, or a pair of numbers for images and patches.
   is_pair = isinstance(value, list) and len(value) == 2
   can_be_pair = name in ("image_size", "patch_size")
   entries = value if is_pair and can_be_pair else [value]
@@ -277,13 +291,14 @@ def _check_size(file: Path, name: str, value: Any) -> None:
     )
   if name == "patch_size" and entries[0] != entries[-1]:
     raise UserError(
-      f"patch_size={value!r} in {file} is not supported: give a model of "
+      f"patch_size={value!r} in {file} is not supported: use a model with "
       "square patches."
     )
 
 
 def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
-  """Raises UserError for an obeyed field of another type or without meaning."""
+  """Raises UserError for an obeyed field whose type or value is not valid."""
+  # Check numbers.
   epsilon = fields["layer_norm_eps"]
   if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
     raise UserError(
@@ -294,10 +309,13 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
     raise UserError(f"id2label in {file} is not an object. {REMEDY}")
   labels = fields["num_labels"]
   if labels is not None and (type(labels) is not int or labels < 0):
-    raise UserError(f"num_labels={labels!r} in {file} is no count. {REMEDY}")
+    raise UserError(
+      f"num_labels={labels!r} in {file} is not a number of labels. {REMEDY}"
+    )
   for name in ("num_channels", "type_vocab_size"):
     if name in fields:
       _check_size(file, name, fields[name])
+  # Check flags and names.
   for name in ("qkv_bias", "is_decoder"):
     if name in fields and not isinstance(fields[name], bool):
       raise UserError(
@@ -305,7 +323,7 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
       )
   if fields["hidden_act"] not in list(ACTIVATIONS):
     raise UserError(
-      f"hidden_act={fields['hidden_act']!r} in {file} is not supported: give a "
+      f"hidden_act={fields['hidden_act']!r} in {file} is not supported: use a "
       f"model with one of {', '.join(ACTIVATIONS)}."
     )
 
@@ -313,7 +331,8 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
 def _warn_of_unknown(
   file: Path, config: Mapping[str, Any], read: set[str]
 ) -> None:
-  """Warns of fields that are neither read nor known to have no effect."""
+  """Warns of fields that are neither read nor listed as without effect."""
+  # Collect all fields that need no warning.
   ignored = {*_WITHOUT_EFFECT.split(), *_GENERATION.split()}
   ignored |= {*_COMMON_SIZES, *read}
   if "patch_size" in read:
@@ -325,45 +344,53 @@ def _warn_of_unknown(
     listed = ", ".join(f"{name}={config[name]!r}" for name in unknown)
     warnings.warn(
       f"{file} has fields that are not read: {listed}. If they change what the "
-      "model computes, its outputs differ from transformers; if not, remove "
+      "model computes, its outputs differ from transformers. Otherwise remove "
       "them from the file.",
       stacklevel=2,
     )
 
 
 def _find_head(file: Path, kind: str, names: Any) -> str | None:
-  """Returns how the head of an architecture is read; None if not known."""
+  """Returns the kind of head of an architecture, in `_HEADS`.
+
+  Returns None if the file names no architecture.
+  """
   if not names:
     return None
   if not isinstance(names, list):
-    raise UserError(f"architectures={names!r} in {file} is no list. {REMEDY}")
+    raise UserError(
+      f"architectures={names!r} in {file} is not a list. {REMEDY}"
+    )
   heads = _HEADS[kind]
   return heads[choose(f"architecture in {file}:", names[0], [*heads])]
 
 
 def read_normalisation(folder: Path) -> Normalisation | None:
-  """Returns how preprocessor_config.json normalises images; None without it.
+  """Returns the normalisation of images in preprocessor_config.json.
 
-  Missing fields have the defaults of transformers: mean and deviation 0.5.
-  How images are resized and cropped is not read: DeiT's evaluation holds.
+  Returns None if the folder does not have this file. Missing fields have the
+  defaults of transformers: mean and deviation 0.5. The way in which images are
+  resized and cropped is not read; images are prepared as in DeiT's evaluation.
 
   Raises:
-    UserError: for a damaged file, or one whose values have no meaning.
+    UserError: for a damaged file, or a value that is not supported.
   """
   file = folder / "preprocessor_config.json"
   if not file.is_file():
     return None
   fields = read_json(file)
+  # Refuse another order of the channels.
   if fields.get("do_flip_channel_order"):
     raise UserError(
-      f"do_flip_channel_order=True in {file} is not supported: pixels are red, "
-      "green, blue here. Exchange the channels of the filters of patches, and "
-      "set the field to false."
+      f"do_flip_channel_order=True in {file} is not supported: jaxformers "
+      "reads pixels as red, green, blue. Reverse the channels of the patch "
+      "filters in the weights, and set the field to false."
     )
   # y = (scale * pixel - mean) / deviation, with pixels from 0 to 255.
   scale = 1.0
   if fields.get("do_rescale", True):
     scale = fields.get("rescale_factor", 1 / 255)
+  # Read mean and deviation, and repeat a single number for each channel.
   mean: Any = fields.get("image_mean", 0.5)
   deviation: Any = fields.get("image_std", 0.5)
   if not fields.get("do_normalize", True):
@@ -371,6 +398,7 @@ def read_normalisation(folder: Path) -> Normalisation | None:
   mean, deviation = (
     x if isinstance(x, list) else [x] * 3 for x in (mean, deviation)
   )
+  # Refuse values that are not finite, or not positive where they must be.
   for name, values in (
     ("rescale_factor", [scale]),
     ("image_mean", mean),
@@ -382,14 +410,15 @@ def read_normalisation(folder: Path) -> Normalisation | None:
       for x in values
     ):
       raise UserError(f"{name}={values!r} in {file} is not supported: {REMEDY}")
-  # Divide by 255 first, as images here are read.
+  # Images are read as pixel / 255: divide by the ratio of the two scales.
   factor = 255 * scale
   mean, deviation = (tuple(x / factor for x in v) for v in (mean, deviation))
   return Normalisation(mean, deviation, _find_side(file, fields))
 
 
 def _find_side(file: Path, fields: Mapping[str, Any]) -> int:
-  """Returns the side of the images that a model is given; 0 if not known."""
+  """Returns the side of the model's input images; 0 if the file lacks it."""
+  # The size after the crop counts; without a crop, the size after resizing.
   is_cropped = fields.get("do_center_crop", "crop_size" in fields)
   if not is_cropped and not fields.get("do_resize", True):
     return 0
@@ -397,14 +426,19 @@ def _find_side(file: Path, fields: Mapping[str, Any]) -> int:
   size = fields.get(name, 0)
   if isinstance(size, dict):
     if "height" not in size:
-      return 0  # The shortest edge only, so that images differ.
+      return (
+        0  # Only the shortest edge is given, so that images differ in size.
+      )
     size = [size["height"], size.get("width")]
+  # Only square images are supported.
   sides = size if isinstance(size, list) else [size, size]
   if any(type(side) is not int or side < 0 for side in sides):
-    raise UserError(f"{name}={fields[name]!r} in {file} is no size. {REMEDY}")
+    raise UserError(
+      f"{name}={fields[name]!r} in {file} is not a size. {REMEDY}"
+    )
   if sides[0] != sides[-1]:
     raise UserError(
-      f"{name}={fields[name]!r} in {file} is not supported: give a model of "
+      f"{name}={fields[name]!r} in {file} is not supported: use a model with "
       "square images."
     )
   return sides[0]

@@ -1,8 +1,8 @@
-"""Inverse of injective layers, from the output of any of them to the tokens.
+"""Inverse of injective layers: from the output of any layer to the tokens.
 
-A layer is injective once its gate's weights and Sigma are known (theorem 2 of
-TransJect; docs/theory.md). A forward pass returns both as side information:
-num_layers * num_experts + d numbers per sample.
+A layer of TransJect is injective for given gate weights and given Sigma
+(theorem 2 of TransJect; docs/theory.md). A forward pass returns both as side
+information: num_layers * num_experts + d numbers per sample.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jaxformers.models.capture import capture
 from jaxformers.models.model import bind_encoder
 from jaxformers.models.variables import make_variables, of_stack
 
-MAX_STEPS = 2_000  # a = 0.99 needs 1,600 in float32.
+MAX_STEPS = 2_000  # A Lipschitz constant of 0.99 needs 1,600 in float32.
 
 
 class Side(NamedTuple):
-  """Side information that undoes the layers of a forward pass.
+  """Side information that the inverse of the layers needs.
 
   Attributes:
     mask: [b, n], True at tokens.
-    sides: side outputs of every layer, see `InvertibleLayers.forward`; for
-      TransJect the experts' weights, float32 [b, e].
-    shared: values that the layers share; for TransJect Sigma, float32 [b, d] or
-      [1, d].
+    sides: side output of every layer, see `InvertibleLayers.forward`. For
+      TransJect, the weights of the experts, float32 [b, e].
+    shared: values that the layers share. For TransJect, Sigma, float32 [b, d]
+      or [1, d].
   """
 
   mask: jax.Array
@@ -48,23 +48,26 @@ def forward(
   ids: jax.Array,
   embedded: jax.Array | None = None,
 ) -> tuple[tuple[jax.Array, ...], Side]:
-  """Returns embedded tokens, all layers' outputs, and what undoes them.
+  """Returns the hidden states of a forward pass, and their side information.
+
+  The hidden states are the embedded tokens and the output of every layer.
 
   Args:
     model: model from `models.build`, with injective layers.
     params: parameters of the model.
-    ids: [b, n], or [b, 2, n] for pairs.
-    embedded: tokens that replace the embedded ones, see `capture`.
+    ids: inputs, [b, n], or [b, 2, n] for pairs.
+    embedded: vectors that replace the embedded tokens, see `capture`.
 
   Raises:
-    UserError: for another model, or one that computes in half precision.
+    UserError: for a model whose layers are not injective, or a model that
+      computes in half precision.
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
   hidden, mask, *_ = capture(model, variables, ids, embedded)
   encoder = of_stack(variables, "encoder")
   shared = _shared(layers, encoder, hidden[0], mask)
-  # Compute each layer's side output again, from the layer's input.
+  # Recompute the side output of each layer from the layer's input.
   sides = tuple(
     _apply(layers, weights, x, shared, mask)[1]
     for weights, x in zip(_weights(layers, encoder), hidden[:-1], strict=True)
@@ -87,31 +90,32 @@ def inverse(
     model, params: arguments of `forward`.
     y: output of layer `layer`, float32 [b, n, d].
     side: side information from `forward`.
-    layer: number of the layer from 1; the last if None.
-    max_steps: limit of the iteration that undoes one branch of a layer.
+    layer: number of the layer, from 1; None for the last.
+    max_steps: greatest number of steps of the iteration that inverts a branch.
 
   Returns:
-    float32 [b, n, d], at tokens as accurate as y: relative errors grow by at
-    most (1 - a)^-2 per layer.
+    Embedded tokens, float32 [b, n, d]. At tokens, a layer increases the
+    relative error by a factor of at most (1 - a)^-2, where a is the greatest
+    Lipschitz constant of its branches.
 
   Raises:
-    UserError: if a layer does not contract enough to be undone in max_steps, or
-      if the layer does not map the result back to y, for example because values
-      are not finite.
+    UserError: if a layer contracts too weakly to be inverted in max_steps, or
+      if a layer does not map the result back to its output, for example because
+      values are not finite.
   """
   layers = layers_in_float32(model)
   variables = make_variables(model, params)
   weights = _weights(layers, of_stack(variables, "encoder"))
-  # Layers count from 1: undo the layers `top` to 1.
+  # Layers are numbered from 1: invert the layers `top` to 1.
   top = layers.num_layers if layer is None else layer
   if not 1 <= top <= layers.num_layers:
     raise UserError(f"layer={layer}: choose one of 1 to {layers.num_layers}.")
   eps = float(jnp.finfo(y.dtype).eps)
-  # Undo the layers from the last to the first.
+  # Invert the layers from the last to the first.
   for i in reversed(range(top)):
     constants = layers.constants(weights[i], side.shared)
     _check_contraction(i, constants, max_steps, eps)
-    # Rounding to float32 may bring a constant to 1: keep it below.
+    # Rounding to float32 may raise a constant to 1: keep it below 1.
     below_one = {
       name: jnp.asarray(min(constant, 1 - 1e-7), y.dtype)
       for name, constant in constants.items()
@@ -120,15 +124,15 @@ def inverse(
     x = _undo(
       layers, weights[i], y, *context, constants=below_one, max_steps=max_steps
     )
-    # Apply the layer again, to see that the result is its input.
+    # Apply the layer to the result, to check that it returns y.
     back, _ = _apply(layers, weights[i], x, *context)
     size = largest_at_tokens(y, side.mask)
     off = largest_at_tokens(back - y, side.mask) / (size + 1e-30)
     if not off < 100 * eps:
       raise UserError(
-        f"Layer {i + 1} could not be undone: it maps the result to a value "
-        f"that differs from its output by {off:.1g} of the largest entry. Give "
-        "finite values and parameters."
+        f"Layer {i + 1} could not be inverted: applied to the result, it "
+        f"differs from the given output by {off:.1g} of the largest entry. "
+        "Check that all values and parameters are finite."
       )
     y = x
   return y
@@ -136,11 +140,11 @@ def inverse(
 
 def largest_at_tokens(x: jax.Array, mask: jax.Array) -> float:
   """Returns the largest |entry| of x [b, n, d] at tokens; NaN if any is NaN."""
-  # NumPy, because XLA's maximum on CPUs loses NaN.
+  # Use NumPy, because XLA's maximum on CPUs ignores NaN.
   return float(np.abs(np.asarray(x)[np.asarray(mask)]).max(initial=0))
 
 
-# Layers are hashable, so that calls for one model share the compilation.
+# Layers are hashable, so that all calls for one model share a compiled program.
 _undo = jax.jit(invertible.inverse, static_argnames=("layers", "max_steps"))
 _apply = jax.jit(invertible.forward, static_argnames="layers")
 _weights = jax.jit(
@@ -159,28 +163,30 @@ _embed = jax.jit(
 def _check_contraction(
   i: int, constants: Mapping[str, float], max_steps: int, eps: float
 ) -> None:
+  """Raises UserError if a branch of layer i needs more than max_steps steps."""
   for name, bound in constants.items():
-    # The error falls by the constant in every step.
+    # The error falls by a factor of `bound` in every step.
+    # Solve bound^steps = eps for the number of steps.
     rate = math.log(max(bound, eps))
     needed = math.log(eps) / rate if rate < 0 else math.inf
     if needed > max_steps:
       raise UserError(
         f"The {name.replace('_', '-')} of layer {i + 1} contracts too weakly "
-        f"to be undone: its Lipschitz constant is {bound:.6g}, which needs "
-        f"{needed:.4g} steps, more than max_steps={max_steps}. Give a larger "
-        "max_steps if the constant is below 1. At 1 and above no inverse is "
-        "guaranteed: train with more layers, which makes alpha / L smaller."
+        f"to be inverted: its Lipschitz constant is {bound:.6g}, which needs "
+        f"{needed:.4g} steps, more than max_steps={max_steps}. If the constant "
+        "is below 1, raise max_steps. At 1 and above no inverse is guaranteed: "
+        "train with more layers, which makes alpha / L smaller."
       )
 
 
 def tokens(
   model: Model, params: Any, x: jax.Array
 ) -> tuple[np.ndarray, np.ndarray | None]:
-  """Returns the token and the position nearest to every embedded token.
+  """Returns the nearest token and the nearest position of each embedded token.
 
-  Where the block concatenates positions, half of the channels are the token's
-  and half the position's. Where it adds them, the position is known by the
-  place, and its vector is subtracted.
+  If the block concatenates positions, half of the channels belong to the token
+  and half to the position. If it adds positions, the vector of the position is
+  subtracted first.
 
   Source: TransJect, section 4.4.
 
@@ -189,9 +195,13 @@ def tokens(
     x: embedded tokens, [b, n, d], such as `inverse` returns.
 
   Returns:
-    int32 [b, n] ids, or for real-valued inputs float32 [b, n] values; and
-    int32 [b, n] positions, None where they are added. The class token in front
-    is left out.
+    The ids, int32 [b, n], or for real-valued inputs the values, float32 [b, n];
+    and the positions, int32 [b, n], or None if the block adds positions.
+    Prepended tokens are left out.
+
+  Raises:
+    UserError: for images, adaptive tables, or an embedding with a LayerNorm;
+      and as for `forward`.
   """
   layers_in_float32(model)
   encoder = bind_encoder(model.config)(parent=None)
@@ -203,13 +213,14 @@ def tokens(
       "Tokens cannot be read from patches, adaptive tables or an embedding "
       "with a LayerNorm: use `inverse`, which returns the embedding."
     )
-  first = model.config.cls  # The class token in front has no id.
+  first = model.config.cls  # Prepended tokens have no id.
   dtype = jnp.float32 if model.config.real else jnp.int32
   blank = jnp.zeros((1, x.shape[1] - first), dtype)
-  # Positions are those of an empty sequence, whose tokens are all alike.
+  # Embed padding only: all tokens are then equal, and only positions differ.
   empty = np.asarray(_embed(embedding, embedding_params, blank))
   empty, content = empty[0, first:], np.asarray(x)[:, first:]
   positions = None
+  # Separate the content of each token from its position.
   if has_channels:
     half = x.shape[-1] // 2
     positions = _nearest(content[..., half:], empty[:, half:])
@@ -217,32 +228,33 @@ def tokens(
   else:
     content = content - (empty - _vector_of_zero(embedding, embedding_params))
   if model.config.real:
-    # Invert x = value * kernel + bias in the direction of the kernel.
+    # Solve x = value * kernel + bias by least squares.
     values = jax.device_get(embedding_params["values"])
     kernel = values["kernel"][0] * embedding.scale
     content = content - values["bias"] * embedding.scale
     return content @ (kernel / np.square(kernel).sum()), positions
-  # Ids are the nearest rows of the embedding.
+  # Find the nearest rows of the embedding: their numbers are the ids.
   table = np.asarray(embedding_params["tokens"]["embedding"])
   return _nearest(content, table * embedding.scale), positions
 
 
 def _vector_of_zero(embedding: Any, params: Mapping[str, Any]) -> np.ndarray:
-  """Returns the vector of the token or the value 0, without a position."""
+  """Returns the vector of id 0 or of the value 0, without a position."""
   if "values" in params:
     return np.asarray(params["values"]["bias"]) * embedding.scale
   return np.asarray(params["tokens"]["embedding"])[0] * embedding.scale
 
 
 def _nearest(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-  """Returns the index of the nearest row of a table, int32 [b, n].
+  """Returns the index of the table's row nearest to each vector, int32 [b, n].
 
   Args:
-    x: [b, n, c].
-    table: [r, c].
+    x: vectors, [b, n, c].
+    table: rows, [r, c].
   """
   table = np.asarray(table, np.float64)
-  # |x - t|^2 = |x|^2 + |t|^2 - 2 x . t; one sample at a time, to save memory.
+  # Minimise |x - t|^2 - |x|^2 = |t|^2 - 2 x . t, one sample at a time to save
+  # memory.
   lengths = np.square(table).sum(1)
   x = np.asarray(x, np.float64)
   rows = [(lengths - 2 * sample @ table.T).argmin(1) for sample in x]
@@ -259,8 +271,8 @@ def layers_in_float32(model: Model) -> InvertibleLayers:
   layers = require_layers(model.stacks()["encoder"])
   if layers.dtype == jnp.bfloat16:
     raise UserError(
-      "The model computes in bfloat16, which rounds before each branch. Only "
-      "the same model in float32 can be undone and certified: give "
+      "The model computes in bfloat16, which rounds before each branch, so it "
+      "can be neither inverted nor certified: use "
       "`models.in_float32(model)`."
     )
   return layers

@@ -1,8 +1,8 @@
-"""Kinds of parameters, which optimisers may train apart.
+"""Kinds of parameters, for which optimisers may have separate settings.
 
-A mixer, or a block without one, declares the kinds of its parameters by a
-class attribute `kinds`, a mapping from names of parameters to kinds; others
-have none.
+A mixer, or a block without a mixer, declares the kinds of its parameters in a
+class attribute `kinds`, a mapping from names of parameters to kinds. Parameters
+that are not in this mapping have no kind.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-EIGENVALUES = "eigenvalues"  # What a recurrence multiplies its state by.
+EIGENVALUES = "eigenvalues"  # Factors of the state in a recurrence.
 STEP = "step"  # Step sizes of a discretisation.
-INPUT = "input"  # From input to state, B.
-OUTPUT = "output"  # From state to output, C.
+INPUT = "input"  # Maps B from input to state.
+OUTPUT = "output"  # Maps C from state to output.
 
 KINDS = (EIGENVALUES, STEP, INPUT, OUTPUT)
-# Kinds that weight decay leaves alone unless a config says otherwise: decay
-# would move them to a value that is no smaller model.
+# Kinds without weight decay by default. Decay towards zero does not simplify
+# the model for these parameters.
 UNDECAYED = (EIGENVALUES, STEP)
 
 
 def find_kinds(stacks: Mapping[str, nn.Module], params: Any) -> Any:
-  """Returns a tree with the kind of every parameter, "" for none.
+  """Returns a tree with the kind of every parameter; "" for no kind.
 
   Args:
-    stacks: an unbound block of each stack of layers, by its parameters.
-    params: a tree of parameters, or a tree of their structure.
+    stacks: an unbound block for each stack of layers, by the stack's name in
+      `params`.
+    params: tree of parameters, or any tree with the same structure.
   """
+  # Find the owner of the declaration in each stack: the mixer or the block.
   declared = {}
   for stack, block in stacks.items():
     make = getattr(block, "mixer", None)
@@ -40,6 +42,7 @@ def find_kinds(stacks: Mapping[str, nn.Module], params: Any) -> Any:
     declared[stack] = folder, getattr(owner, "kinds", {})
 
   def kind(path: Any, _: Any) -> str:
+    # A path is (stack, layer, ..., name). Kinds hold only below `folder`.
     stack, *names = [str(getattr(key, "key", key)) for key in path]
     folder, kinds = declared.get(stack, ("", {}))
     if not names or (folder and folder not in names):

@@ -1,4 +1,4 @@
-"""Decoder-only language models: causal encoders that predict the next token."""
+"""Decoder-only language models: encoders that predict the next token."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 @CLASSES.register("language_model")
 class LanguageModel(Model):
-  """Ids [b, n] to log p of what follows each, float32 [b, n, vocab_size].
+  """Language model: ids [b, n] -> log p of the next id, f32 [b, n, vocab_size].
 
-  Id 0 is padding and has probability 0; it may stand anywhere in a row, and
-  changes nothing for tokens (see `close_holes`). Ids run from 0 to
-  vocab_size - 1, frequent ones first if there are cutoffs.
+  Id 0 is padding and has probability 0. Padding may be anywhere in a row, and
+  does not change the result at tokens (see `close_holes`). Ids are 0 to
+  vocab_size - 1; with cutoffs, frequent ids come first.
 
   Options of `ModelConfig.head`:
-    tied: True if the softmax shares the embedding's tables (Press and Wolf
-      2017).
-    dropout_rate: share of the encoder's output that is dropped before the
-      softmax in training. Source: `_forward` of Transformer-XL's code (Dai et
-      al. 2019, https://arxiv.org/abs/1901.02860).
-  `cutoffs` and `div_value` of `ModelConfig.embedding` make input and softmax
-  adaptive; see `adaptive`.
+    tied: True (the default) to share the tables of embedding and softmax (Press
+      and Wolf 2017).
+    dropout_rate: dropout rate of the encoder's output before the softmax, in
+      training. Source: `_forward` of Transformer-XL's code (Dai et al. 2019,
+      https://arxiv.org/abs/1901.02860).
+  `cutoffs` and `div_value` of `ModelConfig.embedding` make embedding and
+  softmax adaptive; see `adaptive`.
   """
 
   @nn.compact
@@ -42,10 +42,19 @@ class LanguageModel(Model):
     *,
     train: bool,
   ) -> jax.Array:
-    """log p of all ids; or given `targets` [b, n], of these alone, [b, n].
+    """Returns log p of all ids, or only of `targets`.
 
-    Where `weights` [b, n] is 0, log p of a target is not needed and is 0.
+    Args:
+      ids: int32 [b, n], 0 at padding.
+      targets: next ids, int32 [b, n]; None for log p of all ids.
+      weights: weights of the targets, [b, n]. Where a weight is 0, log p of the
+        target is not computed and the result is 0.
+      train: True in training.
+
+    Returns:
+      float32 [b, n, vocab_size]; with targets, float32 [b, n].
     """
+    # Encode the tokens, moved to the front of each row, and move them back.
     encoder = bind_encoder(self.config)(name="encoder")
     ids, move_back = self.close_holes(ids)
     x = move_back(encoder(ids, mask=self.mask(ids), train=train))
@@ -67,11 +76,13 @@ class LanguageModel(Model):
     cutoffs = tuple(embedding.get("cutoffs", ()))
     div_value = embedding.get("div_value", 1)
     tied = config.head.get("tied", True)
-    # Find the size of the shortlist and of each cluster.
+    # Compute the sizes of the shortlist and of each cluster.
     bounds = edges(config.vocab_size, cutoffs)
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
+    # Parameters of the embedding, which tied softmaxes share.
     embedded: Any = self.variables["params"]["encoder"]["embedding"]["tokens"]
     tables, projections, biases = [], [], []
+    # Create the table of each cluster, or share the table of the embedding.
     for i, size in enumerate(sizes):
       width = d // div_value**i
       if not tied:

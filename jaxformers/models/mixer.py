@@ -1,15 +1,16 @@
-"""The mixer contract.
+"""Contract of mixers, and their registry.
 
-A mixer is a Linen module whose call is
+A mixer is a Linen module with the call
 
     mixer(x, *, mask, carry, train) -> (y, carry)
 
-with x and y [b, n, d] and mask [b, n], True at tokens. `carry` is any pytree
-that one layer hands to the next; the first layer gets None. Every mixer keeps
-three promises: values at masked positions never reach a token, a sample does
-not depend on its batch mates, and appended padding changes nothing.
+where x and y are [b, n, d], and mask is [b, n], True at tokens. `carry` is any
+pytree that a layer passes to the next layer; the first layer gets None. Every
+mixer has three properties. Values at masked positions do not affect tokens. A
+sample does not depend on the other samples of its batch. Appended padding does
+not change the result at tokens.
 
-Most mixers are a function of heads: see `attention.attention`.
+Most mixers are functions of heads: see `attention.attention`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ MIXERS: Registry = Registry("mixer", is_open=True)
 
 
 def names_with_step() -> list[str]:
-  """Returns the names of the mixers that go on from a cache."""
+  """Returns the names of the mixers that can continue from a cache."""
   return [name for name in MIXERS if getattr(MIXERS[name], "has_step", False)]
 
 
 def kernel_init(deviation: float) -> Callable[..., jax.Array]:
-  """Returns the initializer of kernels: a normal one, or Xavier's.
+  """Returns an initializer of kernels: normal, or Xavier's uniform one.
 
   Args:
     deviation: standard deviation of the entries; 0 for Xavier's initializer.
@@ -54,5 +55,5 @@ def check_heads(num_heads: int, d_model: int) -> None:
   if num_heads < 1 or d_model % num_heads:
     raise UserError(
       f"num_heads={num_heads} does not divide d_model={d_model}: choose a "
-      "number of heads that does."
+      "divisor of d_model."
     )

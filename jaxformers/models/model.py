@@ -1,7 +1,7 @@
-"""Models by name, and the base class of classifiers and all other models.
+"""Functions that build models by name, and the base class of all models.
 
 `bind_encoder`, `bind_block` and `bind_mixer` bind the options of a config to
-the modules that every model has.
+the modules of which every model consists.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from jaxformers.models.norm import RUNNING
 from jaxformers.models.variants import MODELS
 
 Make = functools.partial[Any]
-# Classes of models by objective; each registers in its own file.
+# Classes of models, by objective. The file of a class registers it.
 CLASSES: Registry = Registry("objective")
-# Fields of `ModelConfig` that say something of the encoder.
+# Fields of `ModelConfig` that describe the encoder.
 ENCODER_FIELDS = tuple(
   field
   for field in FIELDS
@@ -63,13 +63,14 @@ def _bind(
   options: Mapping[str, Any],
   **wiring: Any,
 ) -> Make:
-  """Binds options, and of the wiring what the module has a field for."""
+  """Binds options, and the entries of `wiring` for which there is a field."""
   wiring = {
     "dtype": jnp.dtype(config.dtype),
     "orthogonal_map": config.orthogonal_map,
     "max_len": length,
     **wiring,
   }
+  # Pass only arguments for which the module has a field.
   fields = field_names(make)
   return functools.partial(
     make, **options, **{k: v for k, v in wiring.items() if k in fields}
@@ -79,12 +80,12 @@ def _bind(
 def bind_mixer(
   config: ModelConfig, length: int, options: dict[str, Any] | None = None
 ) -> Make | None:
-  """Binds the options of a layer's mixer; None for blocks without one.
+  """Binds the options of a layer's mixer; returns None if there is no mixer.
 
   Args:
     config: configuration of the model.
-    length: greatest number of tokens, one in front included.
-    options: options of the mixer; those of the config if None.
+    length: greatest number of tokens, with prepended tokens.
+    options: options of the mixer; None for the options in the config.
   """
   variant = config.variant
   if not variant.mixer:
@@ -106,9 +107,9 @@ def bind_block(
   Args:
     config: configuration of the model.
     mixer: result of `bind_mixer`.
-    length: greatest number of tokens, one in front included.
+    length: greatest number of tokens, with prepended tokens.
     num_layers: number of layers of the stack.
-    **changes: options of the block that differ from the config's.
+    **changes: options of the block that replace the options in the config.
   """
   return _bind(
     BLOCKS[config.block_name],
@@ -152,38 +153,41 @@ def bind_encoder(config: ModelConfig) -> Make:
 
 
 def check_mixer(config: ModelConfig, mixer: Make | None, n: int) -> None:
-  """Traces a mixer on n tokens; if None, a block of the encoder."""
+  """Traces a mixer on n tokens, or a block of the encoder if mixer is None."""
   make = bind_encoder_block(config) if mixer is None else mixer
-  # Trace shapes alone: nothing is computed.
+  # Trace only shapes: nothing is computed.
   x = jax.ShapeDtypeStruct((1, n, config.d_model), jnp.dtype(config.dtype))
   mask = jax.ShapeDtypeStruct((1, n), bool)
-  # Without a parent: inside of another module's call it would be a part of it.
+  # Set no parent: inside another module's call, it would become a submodule.
   init = functools.partial(make(parent=None).init, carry=None, train=False)
   jax.eval_shape(lambda x, mask: init(jax.random.key(0), x, mask=mask), x, mask)
 
 
 def _check_reversible(config: ModelConfig) -> None:
+  """Raises UserError if memory="reversible" does not suit the layers."""
   layers = layers_of(bind_encoder_block(config)(parent=None))
   if layers is None:
     raise UserError(
-      'memory="reversible" needs layers that can be undone: those of '
-      f'{model_names()}. For other models choose "recomputed".'
+      'memory="reversible" needs layers that can be inverted. Choose a model '
+      f'from {model_names()}, or memory="recomputed".'
     )
+  # With few layers, branches contract too slowly.
   if config.num_layers < layers.least_layers:
     raise UserError(
       f'memory="reversible" with num_layers={config.num_layers}: alpha / '
-      "L may come near to 1, and undoing a layer would take forever. Choose at "
-      f'least {layers.least_layers} layers, or "recomputed".'
+      "L may come close to 1, where inverting a layer takes very many steps. "
+      f"Choose at least {layers.least_layers} layers, or "
+      'memory="recomputed".'
     )
 
 
 class Model(nn.Module):
-  """An encoder and what ends it.
+  """Base class of models: an encoder followed by a task head.
 
   `apply({"params": params}, ids, train=False)` is a pure function.
 
   Attributes:
-    config: everything that defines the model.
+    config: complete definition of the model.
   """
 
   config: ModelConfig
@@ -195,43 +199,43 @@ class Model(nn.Module):
 
   @property
   def orthogonal_map(self) -> str:
-    """Map of every orthogonal matrix in the model."""
+    """Name of the map that makes all orthogonal matrices of the model."""
     return self.config.orthogonal_map
 
   @nn.nowrap
   def stacks(self) -> dict[str, nn.Module]:
-    """Returns an unbound block of each stack of layers, by its parameters."""
+    """Returns an unbound block for each stack of layers, by stack name."""
     return {"encoder": bind_encoder_block(self.config)(parent=None)}
 
   @nn.nowrap
   def kinds(self, params: Any) -> Any:
-    """Returns a tree with the kind of every parameter: see `kinds`."""
+    """Returns a tree with the kind of every parameter: see `models.kinds`."""
     return find_kinds(self.stacks(), params)
 
   @nn.nowrap
   def check(self) -> None:
-    """Traces a layer on its longest input, so that wrong options raise here.
+    """Checks the options of the layers, by tracing one on its longest input.
 
     Raises:
       UserError: for an option of the layer out of its range; for
-        memory="reversible" where layers cannot be undone.
+        memory="reversible" if the layers cannot be inverted.
     """
     config, length = self.config, self.config.encoder_len
     if config.memory == "reversible":
       _check_reversible(config)
-    # Coupled layers have mixers of half the width: trace the layer.
+    # Mixers of coupled layers have half the width: trace the whole layer.
     mixer = None if config.coupled else bind_mixer(config, length)
     check_mixer(config, mixer, length)
 
   @nn.nowrap
   def mask(self, ids: jax.Array | np.ndarray) -> jax.Array:
-    """Returns where the encoder's tokens are -> bool [b, n].
+    """Returns the mask of the encoder's tokens, bool [b, n].
 
-    The sequences of pairs stand one after the other, [2b, n]; with tokens in
-    front [b, n + config.cls].
+    With prepended tokens, the mask is [b, n + config.cls]. The two sequences of
+    a pair are adjacent samples, [2 b, n].
 
     Args:
-      ids: as in a call.
+      ids: inputs, as in a call of the model.
 
     Raises:
       UserError: for inputs without tokens.
@@ -239,14 +243,15 @@ class Model(nn.Module):
     config = self.config
     if 0 in ids.shape[1:]:
       raise UserError(
-        f"Inputs of the shape {ids.shape} have no tokens: give at least one to "
-        "each sample, such as padding (id 0)."
+        f"Inputs of the shape {ids.shape} have no tokens: give each sample at "
+        "least one token, such as padding (id 0)."
       )
     if config.image:
       return jnp.ones((ids.shape[0], config.encoder_len), bool)
-    # NumPy's ids would make a mask of NumPy, whose sums are 64 bits wide.
+    # Convert arrays of NumPy: sums of a NumPy mask would be 64 bits wide.
     ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
+    # Prepended tokens are never padding.
     if config.cls:
       front = ((0, 0), (config.cls, 0))
       mask = jnp.pad(mask, front, constant_values=True)
@@ -256,18 +261,19 @@ class Model(nn.Module):
   def close_holes(
     self, ids: jax.Array
   ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Moves tokens to the front of each row, in models that predict the next.
+    """Moves the tokens of each row to the front, in next-token models.
 
-    So padding before or between tokens counts for no position, bias, window or
-    chunk of any mixer: a row gives the same as its tokens, and as the steps of
-    a cache. Rows with padding at the end only stay as they are.
+    Then padding before or between tokens does not shift a position, bias,
+    window or chunk of any mixer. The result at tokens equals the result for the
+    tokens without padding, and the result of decoding with a cache. Rows that
+    have padding only at the end do not change.
 
     Args:
       ids: int32 [b, n]. Real numbers, which have no padding, and inputs of
-        models that do not predict the next token stay as they are.
+        models that do not predict the next token are returned unchanged.
 
     Returns:
-      The ids [b, n]; and the function that moves outputs [b, n, d] back.
+      The moved ids, [b, n], and a function that moves outputs [b, n, d] back.
     """
     if self.config.real or not self.config.predicts_next:
       return ids, lambda y: y
@@ -277,9 +283,9 @@ class Model(nn.Module):
 
   @nn.nowrap
   def example(self, length: int = 2) -> jax.Array:
-    """Returns an input of `length` tokens, or one image; zeros.
+    """Returns a batch of one input of zeros: `length` tokens, or one image.
 
-    Parameters do not depend on the length.
+    The shapes of the parameters do not depend on the length.
     """
     config = self.config
     if config.image:
@@ -290,10 +296,11 @@ class Model(nn.Module):
 
 
 class EncoderModel(Model):
-  """Tokens to the output of the encoder, float32 [b, n, d].
+  """Encoder without a head: maps inputs to float32 [b, n, d].
 
-  Tokens are ids [b, n], 0 at padding, whose rows mean nothing; or float32
-  [b, n], none of them padding; or images, float32 [b, height, width, c].
+  Inputs are ids [b, n], 0 at padding; or real numbers, float32 [b, n], without
+  padding; or images, float32 [b, height, width, c]. Outputs at padding have no
+  meaning.
   """
 
   @nn.compact
@@ -303,15 +310,17 @@ class EncoderModel(Model):
 
 
 def build(name: str | ModelConfig, **options: Any) -> Model:
-  """Returns the model of a name, or of a config.
+  """Returns the model with a name, or with a config.
 
   Args:
-    name: in `MODELS`; or a `ModelConfig`, such as `config` of another model.
-    **options: the other fields of `ModelConfig`; of a config, those to change.
+    name: name of the model, in `MODELS`; or a `ModelConfig`, such as the
+      attribute `config` of another model.
+    **options: the other fields of `ModelConfig`, or the fields of the given
+      config to change.
 
   Raises:
-    UserError: see `ModelConfig`; and for options of a mixer that a trace of
-      its longest input refuses.
+    UserError: for a wrong config, see `ModelConfig`; and for options of a mixer
+      that do not allow its longest input.
   """
   if isinstance(name, ModelConfig):
     fields = {field: getattr(name, field) for field in FIELDS}
@@ -320,23 +329,24 @@ def build(name: str | ModelConfig, **options: Any) -> Model:
 
 
 def encoder(name: str, **options: Any) -> EncoderModel:
-  """Returns the encoder of a name, without pool and head.
+  """Returns the encoder of the model with a name, without pool and head.
 
-  It is a Flax module for a model of one's own: in a module's call,
-  `encoder(ids, train=train)` is [b, n, d].
+  The result is a Flax module. Use it to write custom models: inside a module's
+  call, `encoder(ids, train=train)` returns [b, n, d].
 
   Args:
-    name: in `MODELS`.
+    name: name of the model, in `MODELS`.
     **options: the other fields of `ModelConfig` that describe an encoder:
       d_model, num_layers, vocab_size (0 for tokens that are real numbers),
-      max_len, image, patch_size, pool ("mean"; "cls" puts a token in front, as
-      the first of n + 1), positions, dropout_rate, dtype, orthogonal_map,
-      memory, coupled, mixer, mixer_defaults, block, embedding.
+      max_len, image, patch_size, pool ("mean"; "cls" prepends a token, so that
+      the output is [b, n + 1, d]), positions, dropout_rate, dtype,
+      orthogonal_map, memory, coupled, mixer, mixer_defaults, block, embedding.
 
   Raises:
-    UserError: see `build`; and for a field of a head.
+    UserError: as for `build`; and for a field of a head.
   """
   for option in options:
+    # Refuse fields of the head.
     if option not in ENCODER_FIELDS:
       raise unknown("argument of encoder", option, ENCODER_FIELDS)
   config = _named_config("encoder", name, {**options, "num_classes": 1})
@@ -348,31 +358,31 @@ def encoder(name: str, **options: Any) -> EncoderModel:
 def _named_config(
   kind: str, name: str, options: Mapping[str, Any]
 ) -> ModelConfig:
-  """Returns the config of a name, which is checked before the sizes are."""
+  """Returns the config of a model; checks its name before other fields."""
   _ = MODELS[name]
   return call(kind, ModelConfig, {**options, "name": name})
 
 
 def from_config(config: ModelConfig) -> Model:
-  """Returns the model of a config; its layers are traced once, on shapes."""
+  """Returns the model with a config, and checks its layers by a trace."""
   model = CLASSES[config.objective](config)
   model.check()
   return model
 
 
 def in_float32(model: Model) -> Model:
-  """Returns the same model, of the same parameters, computing in float32."""
+  """Returns the model with dtype float32, which takes the same parameters."""
   return type(model)(dataclasses.replace(model.config, dtype="float32"))
 
 
 def shapes(model: Model) -> Any:
-  """Returns the tree of a model's parameters as shapes, computing none."""
+  """Returns the shapes of a model's parameters as a tree; computes nothing."""
   init = functools.partial(model.init, train=False)
   return jax.eval_shape(init, jax.random.key(0), model.example())["params"]
 
 
 def has_statistics(model: Model) -> bool:
-  """Returns True if a model has a BatchNorm, whose batches see each other."""
+  """Returns True if a model has a BatchNorm, which mixes training samples."""
   config = model.config
   return "batch" in (config.block.get("norm_type"), config.pool_norm)
 
@@ -383,9 +393,9 @@ def _is_running(path: Any) -> bool:
 
 
 def size(model: Model) -> int:
-  """Returns the number of a model's parameters, as stored.
+  """Returns the number of stored parameters of a model.
 
-  Running averages of norms do not count.
+  Running averages of norms are not counted.
   """
   return sum(
     leaf.size

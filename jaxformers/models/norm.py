@@ -1,4 +1,4 @@
-"""Norms of tokens."""
+"""Normalisation layers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jaxformers.models.parallel import column_sums, row_sums, sum_over_devices
 from jaxformers.models.reductions import wide
 
 NORMS: Registry = Registry("norm")
-STATISTICS = "statistics"  # Collection of the sums of a batch.
-RUNNING = "running_"  # Beginning of the names of averages among parameters.
-MOMENTUM = 0.95  # Share of an average that a step keeps; S5's.
-# Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
+STATISTICS = "statistics"  # Collection of the sums over a batch.
+RUNNING = "running_"  # Prefix of the names of running averages.
+MOMENTUM = 0.95  # Momentum of the running averages, as in S5.
+# RMSNorm: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. 4.
 NORMS.register("rms")(nn.RMSNorm)
 
 
@@ -26,9 +26,10 @@ NORMS.register("rms")(nn.RMSNorm)
 class LayerNorm(nn.Module):
   """Normalises tokens to mean 0 and variance 1, then scales and shifts them.
 
-  As `nn.LayerNorm`, in at least float32, but the backward pass computes nothing
-  again: it keeps the normalised tokens. So JAX cannot differentiate it forwards
-  (`jax.jvp`).
+  It computes `nn.LayerNorm` in at least float32. Differs from it: the forward
+  pass stores the normalised tokens, so that the backward pass recomputes
+  nothing. For this reason forward-mode differentiation (`jax.jvp`) is not
+  available.
 
   Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450, equation 4.
 
@@ -50,10 +51,11 @@ class LayerNorm(nn.Module):
 
 @NORMS.register("scale")
 class ScaleNorm(nn.Module):
-  """Divides tokens by the root of their mean square, times one parameter.
+  """Divides tokens by their root mean square, and multiplies by one parameter.
 
   Source: Nguyen and Salazar 2019, https://arxiv.org/abs/1910.05895, section
-  2.2, by the mean in place of the sum, as in Mega's code.
+  2.2. Differs from it: divides by the root of the mean of squares, not of their
+  sum, as in Mega's code.
 
   Attributes:
     epsilon: constant that is added to the mean square.
@@ -71,17 +73,18 @@ class ScaleNorm(nn.Module):
 
 @NORMS.register("batch")
 class BatchNorm(nn.Module):
-  """Normalises channels over the tokens of all samples, and scales and shifts.
+  """Normalises channels over the tokens of all samples, then scales and shifts.
 
-  Training has the mean and variance of the batch, over all devices; evaluation
-  running averages of them, so that it depends on no batch mate. What it breaks,
-  and no other norm of this package does: in training a sample depends on its
-  batch mates, and parts of a batch (`config.accumulate`) are normalised apart.
+  Training uses the mean and variance of the batch, over all devices. Evaluation
+  uses running averages of them. Unlike every other norm here, a sample depends
+  on the rest of its batch during training. Under gradient accumulation
+  (`config.accumulate`), the parts of a batch are normalised separately.
 
-  The averages are leaves of the parameters, `running_mean` and
-  `running_variance`, without a gradient: so they are saved, resumed and
-  averaged as parameters are. A training step moves them by what this module
-  sows into the collection `statistics`: see `move_averages`.
+  The running averages are entries of the parameters, `running_mean` and
+  `running_variance`, without a gradient. So they are saved, restored and
+  averaged like parameters. This module sows sums over the batch into the
+  collection `statistics`, from which a training step updates the averages: see
+  `move_averages`.
 
   Source: Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithms 1
   and 2, over the tokens that are not padding.
@@ -102,6 +105,7 @@ class BatchNorm(nn.Module):
     shape, ones = x.shape[-1:], nn.initializers.ones
     scale = self.param("scale", ones, shape).astype(x.dtype)
     bias = self.param("bias", nn.initializers.zeros, shape).astype(x.dtype)
+    # Read the running averages.
     mean, variance = (
       jax.lax.stop_gradient(self.param(name, init, shape)).astype(x.dtype)
       for name, init in (
@@ -111,7 +115,7 @@ class BatchNorm(nn.Module):
     )
     centred = x - _along(mean, x)
     if train:
-      # Sums of what is left of the running mean, which cancel less.
+      # Sum deviations from the running mean to reduce cancellation.
       kept = jnp.where(mask[..., None], centred, 0)
       squares = column_sums(jnp.square(kept))
       sums = mask.sum(dtype=x.dtype), column_sums(kept), squares
@@ -119,21 +123,24 @@ class BatchNorm(nn.Module):
     if train and self.reads_batch:
       count, total, _ = sum_over_devices(sums)
       count = jnp.maximum(count, 1)
-      # The variance in a second pass, for tokens that differ little.
+      # Compute the variance in a second pass, for accuracy with tokens that
+      # differ little.
       centred = centred - _along(total / count, x)
       kept = jnp.where(mask[..., None], centred, 0)
       variance = sum_over_devices(column_sums(jnp.square(kept))) / count
+    # y = scale (x - mean) / sqrt(variance + epsilon) + bias.
     unit = centred * _along(jax.lax.rsqrt(variance + self.epsilon), x)
     return _along(scale, x) * unit + _along(bias, x)
 
 
 @NORMS.register("running")
 class RunningNorm(BatchNorm):
-  """Normalises channels by `BatchNorm`'s running averages, in training too.
+  """Normalises channels by running averages, also in training.
 
-  So a sample depends on no batch mate, and training has the affine map of
-  evaluation. There is no gradient through the averages: for features that are
-  bounded by themselves, such as pooled vectors of isometric layers.
+  A sample does not depend on the rest of its batch, and training uses the same
+  affine map as evaluation. Gradients do not pass through the averages, so the
+  norm suits features that are bounded without it, such as pooled vectors of
+  isometric layers.
   """
 
   reads_batch: ClassVar[bool] = False
@@ -142,7 +149,7 @@ class RunningNorm(BatchNorm):
 def _moments(
   sums: tuple[jax.Array, jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns mean and variance of a count, a sum and a sum of squares."""
+  """Returns mean and variance from (count, sum, sum of squares)."""
   count, total, squares = sums
   count = jnp.maximum(count, 1)
   mean = total / count
@@ -150,17 +157,19 @@ def _moments(
 
 
 def move_averages(params: Any, statistics: Any) -> Any:
-  """Returns parameters with running averages moved towards a batch's.
+  """Returns parameters with running averages updated by a batch.
+
+  average = MOMENTUM average + (1 - MOMENTUM) batch average.
 
   Args:
     params: tree of parameters.
-    statistics: the collection `statistics` of a training step, summed over
-      devices and parts of the batch.
+    statistics: collection `statistics` of a training step, summed over devices
+      and parts of the batch.
   """
   flat = flatten_dict(params)
   for (*path, _), sums in flatten_dict(statistics).items():
     offset, variance = _moments(sums)
-    # The sums are of what was left of the running mean.
+    # The sums are sums of deviations from the running mean: add it.
     mean = flat[*path, f"{RUNNING}mean"] + offset
     for kind, new in (("mean", mean), ("variance", variance)):
       name = (*path, f"{RUNNING}{kind}")
@@ -171,7 +180,7 @@ def move_averages(params: Any, statistics: Any) -> Any:
 def normalize(
   norm: nn.Module, x: jax.Array, *, mask: jax.Array, train: bool
 ) -> jax.Array:
-  """Returns the norm of tokens x [b, n, d], any of `NORMS`."""
+  """Returns the normalised tokens x [b, n, d], for any norm of `NORMS`."""
   if isinstance(norm, BatchNorm):
     return norm(x, mask=mask, train=train)
   return norm(x)
@@ -187,6 +196,7 @@ def _normalize(
 def _forward(
   epsilon: float, x: jax.Array, scale: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, Any]:
+  # unit = (x - mean) / sqrt(variance + epsilon); y = scale unit + bias.
   d = x.shape[-1]
   centred = x - row_sums(x) / d
   inverse = jax.lax.rsqrt(row_sums(jnp.square(centred)) / d + epsilon)
@@ -196,7 +206,7 @@ def _forward(
 
 def _backward(_: float, kept: Any, g: jax.Array) -> tuple[jax.Array, ...]:
   unit, inverse, scale = kept
-  # The norm takes out the mean of a token and its part along itself.
+  # dx = (s - mean(s) - unit mean(s unit)) / deviation, with s = g scale.
   slope = g * _along(scale, g)
   taken = row_sums(slope) + unit * row_sums(slope * unit)
   dx = (slope - taken / g.shape[-1]) * inverse

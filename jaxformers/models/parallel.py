@@ -1,4 +1,4 @@
-"""The mesh that models are traced on, and products and sums that suit it."""
+"""Matrix products and sums that suit the mesh on which a model is traced."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-MODEL = "model"  # The axis over which experts lie.
-PMAP = "data"  # The axis that pmap maps over.
-SEQUENCE = "sequence"  # The axis over which tokens lie.
+MODEL = "model"  # Mesh axis over which experts are split.
+PMAP = "data"  # Axis that pmap maps over.
+SEQUENCE = "sequence"  # Mesh axis over which tokens are split.
 
 
 def _mesh() -> jax.sharding.AbstractMesh:
@@ -23,16 +23,20 @@ def _mesh() -> jax.sharding.AbstractMesh:
 
 
 def experts_are_spread() -> bool:
-  """Returns True if experts lie on several devices of the context's mesh."""
+  """Returns True if the current mesh splits experts over several devices."""
   return _mesh().shape.get(MODEL, 1) > 1
 
 
+# True while models are traced for any device: see `portable`.
 _PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
 @contextlib.contextmanager
 def portable() -> Iterator[None]:
-  """Lets models be traced for any device, not for the one at hand."""
+  """Makes models traced in this context run on any device.
+
+  Otherwise traces may contain code for the current device.
+  """
   token = _PORTABLE.set(True)
   try:
     yield
@@ -41,31 +45,31 @@ def portable() -> Iterator[None]:
 
 
 def _runs_alone(backend: str) -> bool:
-  """Returns True if programs are for one device at hand, of a backend."""
+  """Returns True if programs run on a single device of a backend."""
   is_alone = _mesh().size <= 1 and not _PORTABLE.get()
   return is_alone and jax.default_backend() == backend
 
 
 def on_one_cpu() -> bool:
-  """Returns True if programs run on a CPU that is not one of a mesh."""
+  """Returns True if programs run on a single CPU, without a mesh."""
   return _runs_alone("cpu")
 
 
 def on_one_gpu(capability: float) -> bool:
-  """Returns True if programs run on an Nvidia GPU that is not one of a mesh.
+  """Returns True if programs run on a single Nvidia GPU, without a mesh.
 
   Args:
-    capability: compute capability that the GPU must have, such as 8.0.
+    capability: least compute capability of the GPU, such as 8.0.
   """
   if not _runs_alone("gpu"):
     return False
-  # AMD's GPUs have names such as "gfx90a" in place of a number.
-  found = getattr(jax.devices()[0], "compute_capability", "")
-  return found.replace(".", "").isdigit() and float(found) >= capability
+  # AMD GPUs have a name such as "gfx90a" instead of a number.
+  version = getattr(jax.devices()[0], "compute_capability", "")
+  return version.replace(".", "").isdigit() and float(version) >= capability
 
 
 def each_sample(function: Callable[..., Any], *arrays: Any) -> Any:
-  """Returns `function` of every sample, one after another on one CPU.
+  """Applies `function` to every sample: in a loop on one CPU, else by vmap.
 
   Args:
     function: function of trees of arrays, without the axis of the samples.
@@ -77,12 +81,12 @@ def each_sample(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _tokens_are_split() -> bool:
-  """Returns True if the tokens of a sample lie on several devices."""
+  """Returns True if the mesh splits the tokens of a sample over devices."""
   return _mesh().shape.get(SEQUENCE, 1) > 1
 
 
 def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
-  """Returns x [b, n, d] times w [d, ...] -> [b, n, ...], as one matrix."""
+  """Returns x [b, n, d] times w [d, ...] -> [b, n, ...]: see `dot_general`."""
   return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), precision)
 
 
@@ -91,22 +95,24 @@ def dot_general(
 ) -> jax.Array:
   """Returns `jax.lax.dot_general` of tokens and a kernel, as a matrix product.
 
-  The tokens of all samples are the rows of one matrix: XLA on CPUs transposes
-  the gradient of an array with two batch axes, and not that of a matrix. Tokens
-  that are split over devices stay apart: they would change places. Linen's
-  layers take this function as their `dot_general`.
+  The tokens of all samples become the rows of one matrix. XLA on CPUs
+  transposes the gradient of an array with two batch axes, but not the gradient
+  of a matrix. If the mesh splits tokens over devices, the axes are kept:
+  merging them would move tokens between devices. Layers of Linen accept this
+  function as their `dot_general`.
 
   Args:
-    x: tokens; its last axes are multiplied with the first axes of w.
+    x: tokens. The last axes of x are multiplied with the first axes of w.
     w: kernel.
     dimensions, *options, **named: arguments of `jax.lax.dot_general`.
   """
   (axes, _), (batch, _) = dimensions
   if batch or _tokens_are_split():
     return jax.lax.dot_general(x, w, dimensions, *options, **named)
+  # Merge the axes: x to [rows, size], w to [size, columns].
   rows, columns = x.shape[: axes[0]], w.shape[len(axes) :]
   size = math.prod(w.shape[: len(axes)])
-  # Elsewhere columns keep their axes, of which a mesh may split one.
+  # Merge the columns only on one CPU: a mesh may split one of their axes.
   kept = (-1,) if on_one_cpu() else columns
   y = jax.lax.dot_general(
     x.reshape(-1, size),
@@ -121,7 +127,7 @@ def dot_general(
 def row_sums(x: jax.Array) -> jax.Array:
   """Returns the sums over the last axis, [..., d] -> [..., 1].
 
-  On CPUs a product with ones: XLA sums short rows slowly.
+  On a CPU, the sum is a product with ones, because XLA sums short rows slowly.
   """
   if not on_one_cpu():
     return x.sum(-1, keepdims=True)
@@ -132,7 +138,7 @@ def row_sums(x: jax.Array) -> jax.Array:
 def column_sums(x: jax.Array) -> jax.Array:
   """Returns the sums over all axes but the last, [..., d] -> [d].
 
-  On CPUs a product with ones: XLA sums columns slowly.
+  On a CPU, the sum is a product with ones, because XLA sums columns slowly.
   """
   if not on_one_cpu():
     return x.sum(range(x.ndim - 1))
@@ -141,21 +147,22 @@ def column_sums(x: jax.Array) -> jax.Array:
 
 
 def sum_over_devices(tree: Any) -> Any:
-  """Returns sums over the devices that pmap maps over; trees as they are else.
+  """Returns sums over the devices that pmap maps over.
 
-  Under jit over a mesh the sums of a program are over all devices already.
+  Outside pmap, returns the tree unchanged. Under jit over a mesh, sums in a
+  program are already sums over all devices.
   """
   try:
     return jax.lax.psum(tree, PMAP)
-  except NameError:  # There is no such axis.
+  except NameError:  # There is no axis of pmap.
     return tree
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def repeat(x: jax.Array, count: int) -> jax.Array:
-  """Returns x `count` times, [...] -> [count, ...].
+  """Returns `count` copies of x, [...] -> [count, ...].
 
-  The gradient sums the copies by `column_sums`.
+  The gradient is the sum over the copies, by `column_sums`.
   """
   return jnp.broadcast_to(x[None], (count, *x.shape))
 
@@ -167,10 +174,10 @@ repeat.defvjp(
 
 
 def whole_tokens(x: jax.Array) -> jax.Array:
-  """Returns x [b, n, d] with the channels of a token on one device.
+  """Returns x [b, n, d] with all channels of a token on one device.
 
-  Otherwise tokens between layers would be split as the columns of the matrix
-  that made them, and gathered again for every expert.
+  Otherwise the channels would be split like the columns of the preceding
+  matrix, and would be gathered again for every expert.
   """
   if not experts_are_spread():
     return x

@@ -1,12 +1,12 @@
-r"""Vision Transformers, DeiT and BERT from safetensors of Hugging Face.
+r"""Loading of Vision Transformers, DeiT and BERT from Hugging Face checkpoints.
 
     model, params = pretrained.load("PATH/deit-tiny-patch16-224")
     model, params = pretrained.load("PATH/...", mixer={"fidelity": 0.6})
 
-PATH is a folder as `save_pretrained` writes it and the hub ships it, with
-config.json and model.safetensors. PyTorch is not needed. In training the field
-`config.pretrained` does the same. `huggingface.py` says which fields of
-config.json are obeyed.
+PATH is a folder with config.json and model.safetensors, as written by
+`save_pretrained` or downloaded from the hub. PyTorch is not needed. For
+training, set the field `config.pretrained`. `huggingface.py` lists the fields
+of config.json that are obeyed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _HEADS = ("head/", "decoder/")  # Parameters that a file may lack.
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """Tensors of a file that make one parameter.
+  """Tensors of a file from which one parameter is made.
 
   Attributes:
     names: names of the tensors, without a prefix such as "vit.".
-    convert: function of the tensors and the parameter's shape; returns the
+    convert: function of the tensors and the parameter's shape that returns the
       parameter.
-    fits: function of the tensors' shapes and the parameter's shape; True if
-      `convert` keeps the order of the entries.
+    fits: function of the tensors' shapes and the parameter's shape that returns
+      True if `convert` puts all entries in the right places.
   """
 
   names: tuple[str, ...]
@@ -54,10 +54,11 @@ class Tensor:
 
 
 def _kernel(name: str) -> Tensor:
-  """Returns the tensor of a linear map: transposed, and split into heads."""
+  """Returns the conversion of a kernel: transpose, and split into heads."""
 
   def fits(theirs: Shape, ours: Shape) -> bool:
-    # The axes of heads are adjacent, either first or last.
+    # Match [outputs, inputs], where the axes of heads are either the first or
+    # the last axes of the parameter.
     cuts = range(1, len(ours))
     pairs = [(math.prod(ours[k:]), math.prod(ours[:k])) for k in cuts]
     return theirs in pairs
@@ -66,10 +67,13 @@ def _kernel(name: str) -> Tensor:
 
 
 def _array(name: str) -> Tensor:
-  """Returns an unchanged tensor; a vector may gain or lose axes of size 1."""
+  """Returns the conversion of an array whose entries keep their order.
+
+  A vector may gain or lose axes of size 1.
+  """
 
   def fits(theirs: Shape, ours: Shape) -> bool:
-    # A matrix of another shape has its entries in another order.
+    # Reshape only vectors: a matrix of another shape has another order.
     is_vector = sum(size > 1 for size in theirs) <= 1
     return theirs == ours or (
       is_vector and math.prod(theirs) == math.prod(ours)
@@ -79,7 +83,7 @@ def _array(name: str) -> Tensor:
 
 
 def _filter(name: str) -> Tensor:
-  """Returns a convolution [d, c, p, p], as a map of patches [p p c, d]."""
+  """Returns the conversion of a convolution: [d, c, p, p] -> [p p c, d]."""
 
   def convert(x: np.ndarray, shape: Shape) -> np.ndarray:
     return x.transpose(2, 3, 1, 0).reshape(shape)
@@ -92,7 +96,10 @@ def _filter(name: str) -> Tensor:
 
 
 def _segments(name: str) -> Tensor:
-  """Returns BERT's vectors of segments less the first, which positions have."""
+  """Returns the conversion of BERT's segment vectors: subtract the first one.
+
+  The first vector is added to the positions: see `_text_positions`.
+  """
 
   def fits(theirs: Shape, ours: Shape) -> bool:
     return len(theirs) == 2 and theirs[0] >= ours[0] and theirs[1:] == ours[1:]
@@ -101,11 +108,11 @@ def _segments(name: str) -> Tensor:
 
 
 def _image_positions(name: str, count: int, front: int) -> Tensor:
-  """Returns a table of positions, interpolated for another size of image.
+  """Returns the conversion of positions of images: resize their grid.
 
   Args:
     name: name of the tensor.
-    count: number of positions, by config.json.
+    count: number of positions, according to config.json.
     front: number of tokens before the patches.
   """
 
@@ -114,6 +121,7 @@ def _image_positions(name: str, count: int, front: int) -> Tensor:
     return transplant.resize_positions(table, shape[0], front)
 
   def fits(theirs: Shape, ours: Shape) -> bool:
+    # Both grids must be squares, unless the number of positions is the same.
     grids = (count - front, ours[0] - front)
     is_square = all(n > 0 and math.isqrt(n) ** 2 == n for n in grids)
     is_table = theirs[-1:] == ours[-1:] and math.prod(theirs[:-1]) == count
@@ -123,15 +131,15 @@ def _image_positions(name: str, count: int, front: int) -> Tensor:
 
 
 def _text_positions(names: tuple[str, str], count: int) -> Tensor:
-  """Returns a table of positions, plus BERT's vector of the first segment.
+  """Returns the conversion of BERT's positions: add the first segment vector.
 
-  Positions beyond the table repeat it from its start, as Longformer's do
-  (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, section 5), so that
-  shorter texts are read as before.
+  Positions beyond the end of the table repeat the table from its start, as in
+  Longformer (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, section 5).
+  The outputs for shorter texts do not change.
 
   Args:
     names: names of the tables of positions and of segments.
-    count: number of positions, by config.json.
+    count: number of positions, according to config.json.
   """
 
   def convert(
@@ -147,9 +155,10 @@ def _text_positions(names: tuple[str, str], count: int) -> Tensor:
 
 
 def _stacked(*names: str) -> Tensor:
-  """Returns vectors [1, 1, d] under each other, [k, d]."""
+  """Returns the conversion of k vectors [1, 1, d]: stack them to [k, d]."""
 
   def fits(*shapes: Shape) -> bool:
+    # Each tensor must be a vector of the width of the parameter's rows.
     *theirs, ours = shapes
     is_vector = [math.prod(shape) == shape[-1] for shape in theirs if shape]
     return (len(theirs), *theirs[0][-1:]) == ours and all(is_vector)
@@ -162,16 +171,21 @@ def _stacked(*names: str) -> Tensor:
 
 
 def _distilled_head(*names: str) -> dict[str, Tensor]:
-  """Returns the mean of a head of each token in front, as one head of both.
+  """Returns the conversion of DeiT's heads to one head of both tokens.
+
+  The logits are the mean of the logits of the heads, so each kernel is divided
+  by the number of heads.
 
   Args:
-    *names: names of the heads, of the class token and of the token for
-      distillation. A single one reads the class token only.
+    *names: names of the heads: of the class token, and of the distillation
+      token if it has a head.
   """
+  # Each of k heads contributes 1 / k of the logits.
   share = 1 / len(names)
 
   def convert(*arrays: Any) -> np.ndarray:
     *kernels, shape = arrays
+    # Stack the kernels; rows of a token without a head are 0.
     both = np.concatenate([share * x.T for x in kernels])
     return np.pad(both, ((0, shape[0] - len(both)), (0, 0)))
 
@@ -211,15 +225,16 @@ def _norm(theirs: str, ours: str) -> dict[str, Tensor]:
 def _layers(
   count: int, attention: str, norm_mixer: str, norm_mlp: str
 ) -> dict[str, Tensor]:
-  """Returns the tensors of all layers.
+  """Returns the tensors of all layers, by parameter.
 
   Args:
     count: number of layers.
-    attention: name of the module with query, key and value.
-    norm_mixer, norm_mlp: names of the LayerNorms.
+    attention: name of the module that has query, key and value.
+    norm_mixer, norm_mlp: names of the LayerNorms of attention and feed-forward.
   """
   tensors: dict[str, Tensor] = {}
   for i in range(count):
+    # Map attention, feed-forward and both LayerNorms of layer i.
     theirs, ours = f"encoder.layer.{i}", f"encoder/layer_{i}"
     for name in ("query", "key", "value"):
       tensors |= _dense(f"{theirs}.{attention}.{name}", f"{ours}/mixer/{name}")
@@ -232,11 +247,12 @@ def _layers(
 
 
 def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-  """Returns the options of a ViT or a DeiT, and the tensors of parameters.
+  """Returns the options of a ViT or a DeiT, and the tensors by parameter.
 
   Args:
-    config: fields from `huggingface.read_config`, with `kind`.
+    config: fields from `huggingface.read_config`, and `kind`.
   """
+  # Set the options of the model.
   (height, width), (patch, _) = config["image_size"], config["patch_size"]
   is_deit = config["kind"] == "deit"
   options = {
@@ -248,8 +264,9 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     "mixer": {} if config["qkv_bias"] else {"qkv_bias": False},
     "block": {"norm_first": True},
   }
-  # Name the tensors of each parameter.
+  # List the tensors of each parameter.
   theirs, ours = "embeddings.patch_embeddings.projection", "encoder/embedding"
+  # DeiT has a distillation token in addition to the class token.
   front = ["embeddings.cls_token"]
   front += ["embeddings.distillation_token"] if is_deit else []
   count = (height // patch) * (width // patch) + len(front)
@@ -274,7 +291,7 @@ def _vit(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _bert(
   config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-  """Does `_vit` for a BERT."""
+  """Returns the options of a BERT, and the tensors by parameter; see `_vit`."""
   options = {
     "vocab_size": config["vocab_size"],
     "max_len": config["max_position_embeddings"],
@@ -285,8 +302,8 @@ def _bert(
     "mixer": {"causal": True} if config["is_decoder"] else {},
     "block": {"norm_first": False},
   }
-  # BERT adds a vector of the segment to the positions. Ours have that of the
-  # first segment in them, and models of one part use no other.
+  # BERT adds a segment vector to the positions. Here the positions include the
+  # vector of the first segment, because models of one part have no segments.
   theirs, ours = "embeddings", "encoder/embedding"
   tensors = {
     f"{ours}/tokens/embedding": _array(f"{theirs}.word_embeddings.weight"),
@@ -312,7 +329,7 @@ def _bert(
 
 
 _KINDS = {"vit": _vit, "deit": _vit, "bert": _bert}
-# Tensors that may stay unused: heads, poolers, ids, and the mask of pixels.
+# Prefixes of tensors that may remain unused: heads, poolers, ids, mask tokens.
 _IGNORED = (
   "cls.",
   "classifier.",
@@ -328,18 +345,18 @@ _IGNORED = (
 
 
 def _guess_head(kind: str, values: Mapping[str, Any]) -> str:
-  """Returns the head of a file that names no architecture, by its tensors."""
+  """Returns the kind of head of a file without architecture, by its tensors."""
   if "cls_classifier.weight" in values:
     return "teacher"
   if "classifier.weight" not in values:
     return ""
-  # Labels of tokens have no pooler.
+  # A BERT without a pooler classifies tokens, not texts.
   is_other = kind == "bert" and "pooler.dense.weight" not in values
   return "other" if is_other else "logits"
 
 
 def _head(kind: str, head: str) -> dict[str, Tensor]:
-  """Returns the tensors of the logits; {} for a head of another kind."""
+  """Returns the tensors of the logits; {} if there is no classifier head."""
   if head == "teacher":
     return _distilled_head("cls_classifier", "distillation_classifier")
   if head != "logits":
@@ -356,13 +373,13 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
     UserError: for a damaged file, or a tensor with NaN or infinity.
   """
   remedy = "Fetch the file again from the source of the weights."
-  # safetensors raises KeyError or TypeError for a type that NumPy lacks.
+  # safetensors raises KeyError or TypeError for a dtype that NumPy lacks.
   damaged = (safetensors.SafetensorError, OSError, ValueError)
   try:
     tensors = safetensors.numpy.load_file(file)
   except (*damaged, KeyError, TypeError, AttributeError) as error:
     raise UserError(f"{file} cannot be read ({error}). {remedy}") from None
-  # Refuse weights that are not finite; integers, such as position ids, are not
+  # Refuse weights that are not finite. Integers, such as position ids, are not
   # weights.
   for name, value in tensors.items():
     if value.dtype.kind in "biu":
@@ -378,31 +395,38 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
 
 
 def _find_files(folder: Path) -> list[Path]:
-  """Returns config.json and model.safetensors of a folder, or raises."""
+  """Returns the paths of config.json and model.safetensors in a folder.
+
+  Raises:
+    UserError: if one of them is missing, or weights are in several files.
+  """
   files = [folder / "config.json", folder / "model.safetensors"]
   index = folder / "model.safetensors.index.json"
+  # Refuse weights that are split over several files.
   if index.is_file() and not files[1].is_file():
     raise UserError(
-      f"{index} names several files, and only one is read: load them with "
-      "transformers, and save_pretrained(..., max_shard_size='1TB')."
+      f"{index} lists several files, but only a single file can be read: load "
+      "the model with transformers, and save it with "
+      "save_pretrained(..., max_shard_size='1TB')."
     )
   for file in files:
     if not file.is_file():
       raise UserError(
-        f"There is no {file}: give a folder as Hugging Face's save_pretrained "
-        "writes it, with config.json and model.safetensors. Load other formats "
-        "with transformers, and save_pretrained(..., safe_serialization=True)."
+        f"There is no {file}: give a folder with config.json and "
+        "model.safetensors, as written by Hugging Face's save_pretrained. For "
+        "other formats, load the model with transformers, and save it with "
+        "save_pretrained(..., safe_serialization=True)."
       )
   return files
 
 
 class Checkpoint(NamedTuple):
-  """Folder of weights.
+  """Contents of a folder of weights.
 
   Attributes:
     options: options of `models.build`.
     tensors: tensors of each parameter.
-    values: values of the tensors by name, without the prefix of the model.
+    values: arrays by name, without a prefix such as "vit.".
     config: fields of config.json, from `huggingface.read_config`, and `kind`.
   """
 
@@ -415,7 +439,8 @@ class Checkpoint(NamedTuple):
 def _translate(
   file: Path,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-  """Returns fields of config.json, options of `build`, and tensors."""
+  """Returns the fields of config.json, options of `build`, and tensors."""
+  # Read the options and tensors that depend on the kind of the model.
   kind, config = huggingface.read_config(file)
   config = {**config, "kind": kind}
   options, tensors = _KINDS[kind](config)
@@ -437,29 +462,31 @@ def _translate(
 
 
 def read_options(folder: str | Path) -> dict[str, Any]:
-  """Returns the options of `models.build` of a folder, and its sizes.
+  """Returns the options of `models.build` for a folder, including all sizes.
 
   Raises:
-    UserError: for a folder without weights, or of an unsupported model.
+    UserError: for a folder without weights, or with an unsupported model.
   """
   config_file, _ = _find_files(paths.expand(folder))
   return _translate(config_file)[1]
 
 
 def _read(folder: str | Path) -> Checkpoint:
-  """Reads a folder of weights."""
+  """Returns the contents of a folder of weights."""
   config_file, weights_file = _find_files(paths.expand(folder))
   config, options, tensors = _translate(config_file)
-  # Rename gamma and beta, LayerNorm's parameters in BERT's first release.
+  # Remove the prefix of the model.
   values = {
     name.removeprefix(f"{config['kind']}."): value
     for name, value in _read_tensors(weights_file).items()
   }
+  # Rename gamma and beta, the LayerNorm parameters in BERT's first release.
   for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
     values = {
       name.removesuffix(old) + new if name.endswith(old) else name: value
       for name, value in values.items()
     }
+  # Add the tensors of the head.
   if config["head"] is None:
     config["head"] = _guess_head(config["kind"], values)
   tensors |= _head(config["kind"], config["head"])
@@ -472,28 +499,29 @@ def load(
   """Returns the model of a folder, and its parameters.
 
   Args:
-    folder: folder with config.json, whose model_type is "vit", "deit" or
-      "bert", and model.safetensors. preprocessor_config.json is not read: give
-      images normalised by `huggingface.read_normalisation`.
-    name: name of the model, in `models.MODELS`; "neutreno" adds the fidelity
-      term to the same weights.
-    **changes: options of `models.build` that replace those of the file; options
-      of mixer, block and embedding are merged. Another `image` interpolates the
-      positions; another `max_len` cuts the positions of texts, or repeats them.
-      Another `num_classes`, or a file without a head, gives a new head; without
-      `num_classes` that is a warning.
+    folder: folder with model.safetensors and config.json, whose model_type is
+      "vit", "deit" or "bert". preprocessor_config.json is not read: normalise
+      images with `huggingface.read_normalisation`.
+    name: name of the model, in `models.MODELS`. "neutreno" uses the same
+      weights and adds the fidelity term.
+    **changes: options of `models.build` that replace the options of the file.
+      Options of mixer, block and embedding are merged. For another `image`, the
+      positions are interpolated. For another `max_len`, the positions of texts
+      are cut or repeated. With `num_classes`, or if the file has no head, the
+      head is new; a warning is given unless `num_classes` is set.
 
   Raises:
-    UserError: for another architecture, naming the tensors that differ; for a
-      head of another kind, such as labels of tokens, without `num_classes`.
+    UserError: for another architecture, listing the tensors that differ; for a
+      head of another kind, such as token classification, unless `num_classes`
+      is set.
   """
   checkpoint = _read(folder)
   options, has_head = checkpoint.options, "num_classes" not in changes
   if has_head and checkpoint.config["head"] == "other":
     names = checkpoint.config["architectures"] or ["no architecture"]
     raise UserError(
-      f"The head of {folder} ({names[0]}) does not classify whole texts: give "
-      "num_classes=N for a new head on its encoder, to be trained."
+      f"The head of {folder} ({names[0]}) does not classify whole texts: set "
+      "num_classes=N to create a new head on its encoder, and train it."
     )
   # Build the model of the file, with the changes.
   for part in ("mixer", "block", "embedding"):
@@ -501,16 +529,17 @@ def load(
     if part in options or changed:
       options[part] = options.get(part, {}) | dict(changed)
   model = models.build(name, **(options | changes))
-  # Replace initial parameters by those of the file; a new head keeps its own.
+  # Replace the initial parameters by the file's; a new head stays initial.
   init = jax.jit(functools.partial(model.init, train=False))
   start = init(jax.random.key(0), model.example())["params"]
   chosen = _fill(start, checkpoint, str(folder))
+  # Warn of a random head that was not requested.
   new = [path for path in chosen.new if path.startswith("head/")]
   if has_head and new:
     warnings.warn(
-      f"{folder} has no {', '.join(new)}: they are random, and outputs mean "
-      "nothing before training. Give num_classes=N for a new head without this "
-      "warning.",
+      f"{folder} has no {', '.join(new)}: these parameters are random, and the "
+      "outputs have no meaning before training. Set num_classes=N to create a "
+      "new head without this warning.",
       stacklevel=2,
     )
   return model, chosen.params
@@ -519,20 +548,21 @@ def load(
 def take(
   folder: str | Path, start: Params, advice: str = ""
 ) -> transplant.Transplant:
-  """Returns the parameters of a folder, for a model that has been built.
+  """Returns the parameters of a folder, for a model that is already built.
 
   Args:
     folder: folder of the weights, as for `load`.
-    start: initial parameters of the model. Those that the file lacks stay, if
-      they belong to a head or to a term that pre-trained models do not have.
-    advice: sentence that follows the message about another architecture.
+    start: initial parameters of the model. Parameters that the file lacks keep
+      their initial values if they belong to a head, or to a term that
+      pre-trained models do not have.
+    advice: sentence appended to the message about another architecture.
 
   Raises:
-    UserError: for another architecture, naming the tensors that differ.
+    UserError: for another architecture, listing the tensors that differ.
   """
   checkpoint = _read(folder)
   heads = checkpoint.options["mixer"]["num_heads"]
-  # Kernels of another number of heads may have the same size: compare it.
+  # Kernels with another number of heads may have the same size: compare heads.
   query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
     raise UserError(
@@ -543,14 +573,18 @@ def take(
 
 
 def parameters(folder: str | Path, start: Params) -> Params:
-  """Returns the parameters that `take` returns, without what became of them."""
+  """Returns only the parameters of the result of `take`."""
   return take(folder, start).params
 
 
 def _fill(
   start: Params, checkpoint: Checkpoint, folder: str, advice: str = ""
 ) -> transplant.Transplant:
-  """Returns `start` with the values of a file, or raises what differs."""
+  """Returns `start` with the values of a file.
+
+  Raises:
+    UserError: for another architecture, listing the tensors that differ.
+  """
   tensors, values = checkpoint.tensors, checkpoint.values
   ours = flax.traverse_util.flatten_dict(start, sep="/")
   shapes = {
@@ -558,8 +592,10 @@ def _fill(
     for path, tensor in tensors.items()
     if all(name in values for name in tensor.names)
   }
+  # Find the parameters whose tensors exist and have the right shapes.
   fitting = _find_fitting(tensors, shapes, ours)
   params, resized, new, differences = {}, [], [], []
+  # Convert these, keep the initial values of new terms, and list differences.
   for path, leaf in ours.items():
     if path in fitting:
       tensor = tensors[path]
@@ -580,18 +616,19 @@ def _fill(
       )
     else:
       differences.append(f"{path} {leaf.shape} is not in the file")
-  # Tensors that no parameter uses differ, too.
+  # Unused tensors, except known ones, are differences too.
   used = {
     name for path in ours.keys() & tensors for name in tensors[path].names
   }
   unused = sorted(values.keys() - used)
   differences += [
-    f"{name} {values[name].shape} is in the file alone"
+    f"{name} {values[name].shape} is only in the file"
     for name in unused
     if not name.startswith(_IGNORED)
   ]
   if differences:
     raise transplant.refuse(folder, differences, advice)
+  # Group the paths by what happened to the parameters.
   groups = (params.keys() - {*resized, *new}, resized, new, unused)
   tree = flax.traverse_util.unflatten_dict(params, sep="/")
   return transplant.Transplant(tree, *(tuple(sorted(g)) for g in groups))
@@ -602,9 +639,9 @@ def _find_fitting(
   shapes: Mapping[str, list[Shape]],
   ours: Mapping[str, Any],
 ) -> set[str]:
-  """Returns the paths of the parameters whose tensors are there and fit.
+  """Returns the paths of the parameters whose tensors exist and fit.
 
-  Logits read the hidden layer below them, so that they only fit with it.
+  The logits fit only if the rest of the head fits: they read its hidden layer.
   """
   fitting = {
     path

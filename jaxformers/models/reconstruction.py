@@ -1,4 +1,4 @@
-"""Models of their own inputs, for pre-training: masked tokens or next ones."""
+"""Models that predict masked or next tokens of their inputs, to pre-train."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from jaxformers.models.model import CLASSES, Model, bind_encoder
 @CLASSES.register("next_tokens")
 @CLASSES.register("next_values")
 class Reconstruction(Model):
-  """Tokens [b, n] to log p of targets, or to values, float32 [b, n].
+  """Pre-training model: tokens [b, n] -> log p of targets or values, [b, n].
 
-  An encoder and one linear map, `decoder`, which a model that begins with the
-  encoder does not take over. Under "masked" objectives a masked id is one more
-  id, the last; a masked number is NaN, and enters as 0 with a 1 beside it.
-  Under "next" objectives the mixer must have a causal form.
+  The model is an encoder and one linear map, `decoder`. A model that is
+  initialized from the encoder does not use the decoder.
 
-  Under "tokens" objectives the result is log p of each target, of
-  `num_classes`; inputs may be numbers all the same, as pixels in 256 classes.
-  Under "values" objectives it is the number itself.
+  For "masked" objectives, masked ids are replaced by an additional last id.
+  Masked numbers are NaN; the embedding reads 0 and a flag instead. For "next"
+  objectives, the mixer must have a causal form.
+
+  For "tokens" objectives, the result is log p of each target, one of
+  `num_classes`. Inputs may still be numbers, such as pixels in 256 classes. For
+  "values" objectives, the result is the predicted number.
 
   Source: Amos et al. 2024, https://arxiv.org/abs/2310.02980, section 3.
   """
@@ -40,26 +42,31 @@ class Reconstruction(Model):
     *,
     train: bool,
   ) -> jax.Array:
-    """Log p of all classes [b, n, c], or given `targets` [b, n] of these alone.
+    """Returns log p of all classes or of `targets`, or the predicted numbers.
 
     Args:
       inputs: int32 ids or float32 numbers, [b, n].
-      targets: int32 [b, n]; ignored where the result is a number.
+      targets: right classes, int32 [b, n]; None for log p of all classes.
+        Ignored for "values" objectives.
       weights: ignored.
       train: True in training.
+
+    Returns:
+      float32 [b, n, c] for log p of all classes; otherwise float32 [b, n].
     """
     del weights
     config = self.config
     encoder = bind_encoder(config)(name="encoder")
     inputs, move_back = self.close_holes(inputs)
     x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
-    # A class token in front has no target.
+    # Prepended tokens have no target.
     x = x[:, config.cls :].astype(jnp.float32)
     width = 1 if config.has_values else config.num_classes
     init = kernel_init(0.02)
     y = nn.Dense(width, kernel_init=init, name="decoder")(x)
     if config.has_values:
       return y[..., 0]
+    # Without targets, return log p of all classes.
     log_p = jax.nn.log_softmax(y, axis=-1)
     if targets is None:
       return log_p

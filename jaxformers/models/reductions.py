@@ -19,8 +19,8 @@ def wide(x: jax.Array) -> jax.Array:
 def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns the maximum over the tokens of x [b, n, d], mask [b, n] -> [b, d].
 
-  Zero for a sample without tokens. The gradient of a tie goes to the first of
-  the maxima.
+  The result is 0 for a sample without tokens. If several tokens have the
+  maximum, the gradient goes to the first one.
   """
   top = _fill_padding(x, mask).max(1)
   return jnp.where(mask.any(1)[:, None], top, 0)
@@ -32,7 +32,7 @@ def _masked_max_jvp(
 ) -> tuple[jax.Array, jax.Array]:
   (x, mask), (dx, _) = primals, tangents
   # Differentiate through the position of the maximum. The gradient of `max`
-  # would compare x with its maximum, and vanish where the compiler computes x
+  # compares x with its maximum. It would vanish where the compiler computes x
   # twice with different rounding.
   position = _first_argmax(_fill_padding(x, mask))
 
@@ -51,12 +51,14 @@ def _fill_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
 def _first_argmax(x: jax.Array) -> jax.Array:
   """Returns the first position of the maximum of x [b, n, d] -> int [b, d].
 
-  Finds the block with the maximum first, then the position inside it: CPUs
-  compute a maximum several times as fast as its position.
+  CPUs compute a maximum several times faster than its position. So this
+  function first finds the block with the maximum, and then the position inside
+  the block.
   """
   b, n, d = x.shape
   if n % _BLOCK:
     return x.argmax(1)
+  # Find the block with the maximum, then the position in it.
   blocks = x.reshape(b, n // _BLOCK, _BLOCK, d)
   block = blocks.max(2).argmax(1)
   tokens = jnp.take_along_axis(blocks, block[:, None, None], 1)[:, 0]
@@ -66,7 +68,7 @@ def _first_argmax(x: jax.Array) -> jax.Array:
 def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns the mean over the tokens of x [b, n, d], mask [b, n] -> f32 [b, d].
 
-  Zero for a sample without tokens.
+  The result is 0 for a sample without tokens.
   """
   total = jnp.where(mask[..., None], x.astype(jnp.float32), 0).sum(1)
   return total / jnp.maximum(mask.sum(1), 1)[:, None].astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by their places.
+"""Rotary positions: rotations of queries and keys by their positions.
 
 Source: Su et al. 2021, https://arxiv.org/abs/2104.09864, equation 34.
 """
@@ -15,23 +15,28 @@ ROTARY_BASE = 10_000.0  # Ratio of the fastest and slowest rotation.
 
 
 def number_tokens(module: nn.Module, mask: jax.Array) -> jax.Array:
-  """Returns the places of tokens, those in the cache counted, [b or 1, n]."""
+  """Returns the positions of tokens, after those in a cache, [b or 1, n]."""
   if not is_decoding(module):
     return jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
   return count_tokens(module, mask, "rotated")
 
 
 def rotate(x: jax.Array, numbers: jax.Array) -> jax.Array:
-  """Returns heads turned by their places, x [b, h, n, e].
+  """Returns heads rotated by angles proportional to their positions.
+
+  Channels i and i + e / 2 are rotated by the angle p 10000^(-2i / e), where p
+  is the position.
 
   Args:
-    x: queries or keys.
-    numbers: places of the tokens, [b or 1, n].
+    x: queries or keys, [b, h, n, e].
+    numbers: positions p of the tokens, [b or 1, n].
   """
+  # Compute cosines and sines of all angles, [b or 1, 1, n, e / 2].
   half = x.shape[-1] // 2
   rates = ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
   angles = numbers.astype(jnp.float32)[..., None] * rates[None, None]
   cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+  # Rotate the pairs (left, right).
   left, right = x[..., :half], x[..., half:]
   return jnp.concatenate(
     [left * cos - right * sin, right * cos + left * sin], -1

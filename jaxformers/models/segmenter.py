@@ -1,7 +1,7 @@
-"""Segmenter: a class for every pixel, from a mask transformer.
+"""Segmenter: semantic segmentation with a mask transformer.
 
-Source: Strudel et al. 2021, https://arxiv.org/abs/2105.05633, section 3.2; the
-form that NeuTRENO's table 2 is measured with.
+Source: Strudel et al. 2021, https://arxiv.org/abs/2105.05633, section 3.2.
+Table 2 of NeuTRENO is measured with this model.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from jaxformers.models.norm import LayerNorm
 
 
 def unit(x: jax.Array) -> jax.Array:
-  """Returns x [..., d] over its Euclidean norm; 0 where x is 0."""
+  """Returns x [..., d] divided by its Euclidean norm; 0 where x is 0."""
   square = jnp.square(x).sum(-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
 
 class MaskTransformer(nn.Module):
-  """Patches x [b, n, d] to scores of every class, float32 [b, n, c].
+  """Decoder: maps patches x [b, n, d] to class scores, float32 [b, n, c].
 
-  A learned vector for each class joins the patches in a few layers, whose carry
-  begins anew: under NeuTRENO's term they are held to the decoder's own first
-  values. A score is the cosine of patch and class after a linear map of each;
-  a LayerNorm over the classes ends it.
+  A learned vector for each class is appended to the patches, and a few layers
+  are applied. The carry of these layers starts with None, so NeuTRENO's term
+  uses the first values of the decoder, not of the encoder. The score is the
+  cosine of patch and class after a linear map of each, followed by a LayerNorm
+  over the classes.
 
   Attributes:
-    block: makes a block; called with a name and the number of the layer.
+    block: factory of a block; called with a name and the index of the layer.
     num_layers: number of layers of the decoder.
-    num_classes: c.
+    num_classes: number of classes c.
   """
 
   block: Callable[..., nn.Module]
@@ -60,7 +61,7 @@ class MaskTransformer(nn.Module):
     classes = self.param("classes", init, (self.num_classes, d))
     classes = jnp.broadcast_to(classes[None], (b, self.num_classes, d))
     x = jnp.concatenate([x, classes.astype(x.dtype)], 1)
-    # Let patches and classes attend to each other; none is padding.
+    # Apply the layers to patches and classes together, without padding.
     mask = jnp.ones(x.shape[:2], bool)
     carry: Any = None
     for i in range(self.num_layers):
@@ -75,27 +76,33 @@ class MaskTransformer(nn.Module):
     return LayerNorm(name="norm_classes")(scores)
 
 
+# Defaults of the options of the decoder.
 DECODER = {"num_layers": 2, "dropout_rate": 0.1}
 
 
 def decoder_options(config: ModelConfig) -> dict[str, Any]:
-  """Returns `ModelConfig.head`, completed by `DECODER`."""
+  """Returns the options `ModelConfig.head`, completed by `DECODER`."""
   return {**DECODER, **config.head}
 
 
 def decoder_len(config: ModelConfig) -> int:
-  """Returns the number of patches and classes together."""
+  """Returns the number of tokens in the decoder: patches plus classes."""
   return config.num_tokens + config.num_classes
 
 
 def decoder_block(config: ModelConfig) -> Make:
-  """Returns what makes a layer of the decoder: no drop path, own dropout."""
+  """Returns the factory of a layer of the decoder.
+
+  These layers have no drop path, and the dropout rate of the decoder.
+  """
+  # Replace the rates of the encoder's block.
   head = decoder_options(config)
   fields = field_names(BLOCKS[config.block_name])
   changes = {
     "drop_path_rate": 0.0,
     "dropout_rate": head["dropout_rate"],
   }
+  # Keep only options that the block has.
   changes = {name: rate for name, rate in changes.items() if name in fields}
   return bind_block(
     config,
@@ -107,21 +114,23 @@ def decoder_block(config: ModelConfig) -> Make:
 
 
 def decoder_mixer(config: ModelConfig) -> Make | None:
-  """Returns what makes the mixer of the decoder, over patches and classes."""
+  """Returns the factory of the decoder's mixer; None for blocks without one."""
   options = config.mixer_options(config.head.get("mixer_defaults", {}))
   return bind_mixer(config, decoder_len(config), options)
 
 
 @CLASSES.register("segmentation")
 class Segmenter(Model):
-  """Images [b, height, width, 3] to logits float32 [b, height, width, c].
+  """Segmenter: images [b, height, width, 3] -> f32 [b, height, width, c].
 
-  The scores of the patches are interpolated bilinearly.
+  The logits of the pixels are the scores of the patches, interpolated
+  bilinearly.
 
   Options of `ModelConfig.head`:
     num_layers: number of layers of the decoder, 2 by default.
-    dropout_rate: dropout of its branches, 0.1 by default.
-    mixer_defaults: defaults of its mixer that differ from the encoder's.
+    dropout_rate: dropout rate of the decoder's branches, 0.1 by default.
+    mixer_defaults: defaults of the decoder's mixer that differ from the
+      encoder's.
   """
 
   @nn.compact
@@ -130,7 +139,7 @@ class Segmenter(Model):
     encoder = bind_encoder(config)(name="encoder")
     # Encode the patches.
     x = encoder(images, mask=self.mask(images), train=train)
-    # Score every patch; the decoder does not read the class token.
+    # Score every patch. The decoder does not read the class token.
     decoder = MaskTransformer(
       block=decoder_block(config),
       num_layers=decoder_options(config)["num_layers"],
@@ -138,7 +147,7 @@ class Segmenter(Model):
       name="decoder",
     )
     x = decoder(x[:, config.cls :], train=train)
-    # Lay the patches on their grid, and enlarge it to the image.
+    # Arrange the scores on the grid of patches, and resize it to the image.
     height, width, _ = config.image
     rows, columns = height // config.patch_size, width // config.patch_size
     x = x.reshape(len(x), rows, columns, -1)
@@ -147,7 +156,7 @@ class Segmenter(Model):
 
   @nn.nowrap
   def stacks(self) -> dict[str, nn.Module]:
-    """Returns an unbound block of encoder and decoder."""
+    """Returns an unbound block of the encoder and one of the decoder."""
     return {
       **super().stacks(),
       "decoder": decoder_block(self.config)(parent=None),
@@ -155,7 +164,7 @@ class Segmenter(Model):
 
   @nn.nowrap
   def check(self) -> None:
-    """Raises UserError for options that a trace of the layers refuses."""
+    """Raises UserError for wrong options of the layers, by tracing them."""
     super().check()
     config = self.config
     check_mixer(config, decoder_mixer(config), decoder_len(config))

@@ -1,4 +1,4 @@
-"""Answers to questions: the first and the last token in a text."""
+"""Question answering: the first and the last token of the answer in a text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from jaxformers.models.model import CLASSES, Model, bind_encoder
 
 @CLASSES.register("spans")
 class SpanModel(Model):
-  """Ids [b, n] of question and text to logits float32 [b, n, 2].
+  """Span model: ids [b, n] of question and text -> logits, float32 [b, n, 2].
 
-  An encoder and one linear map, `decoder`, whose softmax over the tokens is
-  the distribution of the first and of the last token of the answer. Padding has
-  the lowest number.
+  The model is an encoder and one linear map, `decoder`. The softmax of the
+  logits over the tokens gives the distribution of the first token (column 0)
+  and of the last token (column 1) of the answer. The logits of padding are the
+  lowest finite number.
 
   Source: Devlin et al. 2019, https://arxiv.org/abs/1810.04805, section 4.2.
   """
@@ -26,7 +27,7 @@ class SpanModel(Model):
     encoder = bind_encoder(self.config)(name="encoder")
     mask = self.mask(ids)
     x = encoder(ids, mask=mask, train=train)
-    # A class token in front is no part of an answer.
+    # A prepended class token cannot be part of an answer.
     first = int(self.config.cls)
     x = x[:, first:].astype(jnp.float32)
     y = nn.Dense(2, kernel_init=kernel_init(0.02), name="decoder")(x)

@@ -1,8 +1,9 @@
-"""Parameters of one model in another: the encoder's, and a head that fits.
+"""Transfer of parameters between models: the encoder, and a head that fits.
 
-A classifier can begin with the encoder of a language model, a segmenter with
-that of a classifier, NeuTRENO with that of a softmax Transformer, and a model
-of longer sequences or larger images with that of a smaller one.
+For example, a classifier can be initialized from the encoder of a language
+model, a segmenter from a classifier, and NeuTRENO from a softmax Transformer.
+A model for longer sequences or larger images can be initialized from a model
+for smaller ones.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from jaxformers.foundations.errors import UserError
 
 ENCODER = "encoder/"
 _EMBEDDING = "encoder/embedding/"
-# Parameters of terms that other models do not have; zero is no term.
+# Parameters of terms that other models may lack. Such a term is off at zero.
 ADDED = ("/fidelity", "/feat_scale_mean", "/feat_scale_rest", "/segments")
-SHOWN = 8  # Differences that a message lists.
-# Advice where a causal model meets one that reads in both directions.
+SHOWN = 8  # Greatest number of differences that a message lists.
+# Advice if the weights are causal and the model is bidirectional.
 CAUSAL_ADVICE = (
-  "These weights predict the next token from earlier ones alone: set "
-  "--config.model.mixer.causal=true for a model that reads so, too."
+  "These weights belong to a causal model, which reads only earlier tokens: "
+  "set --config.model.mixer.causal=true to make this model causal too."
 )
 
 
 class Transplant(NamedTuple):
-  """Parameters with those of another model in them, by their paths.
+  """Parameters after a transfer from a source model.
 
   Attributes:
     params: tree of parameters.
-    kept: paths that are the other model's.
-    resized: paths that are the other model's, cut or interpolated.
-    new: paths that are as they were.
-    unused: paths of the other model's head that no parameter took.
+    kept: paths of parameters taken from the source without a change.
+    resized: paths of parameters taken from the source, cut or interpolated.
+    new: paths of parameters that keep their initial values.
+    unused: paths of parameters of the source that are not used, in its head.
   """
 
   params: Any
@@ -59,44 +60,47 @@ def transplant(
   name: str = "The source",
   advice: str = "",
 ) -> Transplant:
-  """Returns parameters that begin with those of another model.
+  """Returns initial parameters replaced by the parameters of a source model.
 
-  All of the encoder is taken over, and must be there. Where sizes differ,
-  positions of images and the filters of patches are interpolated on their grid;
-  positions of sequences are cut for shorter sequences, and stretched along the
-  sequence for longer ones; rows of the embedding are added or left out at the
-  end of the vocabulary. Whatever is not of the encoder is the head: it is taken
-  over from a model of the same task if all of its shapes fit, and new
-  otherwise.
+  The source must have all parameters of the encoder, except terms in `ADDED`.
+  If sizes differ, parameters are resized as follows. Positions of images and
+  filters of patches are interpolated on their grid. Positions of sequences are
+  cut for shorter sequences and interpolated for longer ones. Rows of the
+  embedding are added or removed at the end of the vocabulary. All parameters
+  outside the encoder form the head. The head is taken from a source of the same
+  task if all shapes fit; otherwise it keeps its initial values.
 
   Args:
-    start: parameters of the model at its start.
-    source: parameters of the other model.
+    start: initial parameters of the model.
+    source: parameters of the source model.
     image: (height, width, channels) of the model's inputs; () for sequences.
-    vocabulary: meaning of the model's ids; () if it has none.
-    source_vocabulary: likewise of the other model.
-    same_task: True if both models predict the same, so that a head fits.
-    name: what the other model is, for messages.
-    advice: sentence for the message about another encoder.
+    vocabulary: tokens of the model by id; () if the inputs are not ids.
+    source_vocabulary: tokens of the source model by id; () if its inputs are
+      not ids.
+    same_task: True if both models have the same task, so that the head may fit.
+    name: description of the source, for messages.
+    advice: sentence appended to the message about another encoder.
 
   Raises:
-    UserError: for another encoder, naming the parameters that differ; or for
+    UserError: for another encoder, listing the parameters that differ; or for
       another vocabulary.
   """
   ours, theirs = (
     flax.traverse_util.flatten_dict(tree, sep="/") for tree in (start, source)
   )
   _check_vocabulary(tuple(source_vocabulary), tuple(vocabulary), name)
+  # Take the head only if all of its shapes fit.
   takes_head = same_task and _same_shapes(*map(_head, (ours, theirs)))
-  # A class token is a vector; several tokens in front are a matrix.
+  # Count the prepended tokens: one is a vector, several are a matrix.
   tokens = ours.get(f"{_EMBEDDING}cls")
   front = 0 if tokens is None else 1 if tokens.ndim == 1 else len(tokens)
   params, groups, differences = _take_over(
     ours, theirs, takes_head=takes_head, image=tuple(image), front=front
   )
+  # Parameters that only the source's encoder has are differences.
   unused = [path for path in theirs if path not in ours]
   differences += [
-    f"{path} {theirs[path].shape} is there alone"
+    f"{path} {theirs[path].shape} is only in the source"
     for path in unused
     if path.startswith(ENCODER)
   ]
@@ -115,18 +119,18 @@ def _take_over(
   image: tuple[int, ...],
   front: int,
 ) -> tuple[dict[str, Any], tuple[list[str], ...], list[str]]:
-  """Returns parameters by path, taken over where they fit.
+  """Returns parameters by path, taken from the source where they fit.
 
   Args:
-    ours: parameters of the model at its start.
-    theirs: parameters of the other model.
-    takes_head: True if the head is taken over.
-    image: sizes of the model's images; () for sequences.
-    front: number of tokens in front of those of the inputs.
+    ours: initial parameters of the model, by path.
+    theirs: parameters of the source model, by path.
+    takes_head: True to take the head from the source.
+    image: (height, width, channels) of the model's images; () for sequences.
+    front: number of prepended tokens.
 
   Returns:
-    The parameters; the paths that are kept, resized and new; and the
-    differences of the encoders, for a message.
+    The parameters by path; the paths that are kept, resized and new; and the
+    differences of the encoders, as lines of a message.
   """
   params: dict[str, Any] = {}
   kept: list[str] = []
@@ -134,25 +138,28 @@ def _take_over(
   new: list[str] = []
   differences: list[str] = []
   for path, leaf in ours.items():
-    # Find the other model's parameter of the same path.
+    # Choose the parameter of the source, or the initial one.
     value: Any = theirs.get(path)
     if not path.startswith(ENCODER):
       is_taken, value = takes_head, value if takes_head else leaf
     elif value is None:
-      # A term that is zero at its start changes nothing.
+      # The source may lack a term that is zero at initialization.
       if not path.endswith(ADDED):
-        differences.append(f"{path} {leaf.shape} is not there")
+        differences.append(f"{path} {leaf.shape} is missing in the source")
       is_taken, value = False, leaf
     else:
       is_taken = True
-    # Change its size where that is possible.
+    # Resize the parameter if possible; otherwise report a difference.
     if value.shape != leaf.shape:
       array = np.asarray(value)
       changed = _resize(path, array, leaf, image, front)
       if changed is None:
-        differences.append(f"{path} is {value.shape} there, not {leaf.shape}")
+        differences.append(
+          f"{path} is {value.shape} in the source, but {leaf.shape} here"
+        )
         changed = leaf
       value = changed
+    # Record what happened to the parameter.
     group = kept if is_taken else new
     if is_taken and theirs[path].shape != leaf.shape:
       group = resized
@@ -167,9 +174,9 @@ def refuse(
   """Returns the error for parameters of another architecture.
 
   Args:
-    name: what they are of.
+    name: description of the source of the parameters.
     differences: one line for each parameter that differs.
-    advice: sentence that follows the usual advice.
+    advice: sentence appended to the usual advice.
   """
   more = ["..."] if len(differences) > SHOWN else []
   listed = "\n  ".join([*differences[:SHOWN], *more])
@@ -181,6 +188,7 @@ def refuse(
 
 
 def _head(flat: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the parameters outside the encoder."""
   return {k: v for k, v in flat.items() if not k.startswith(ENCODER)}
 
 
@@ -192,14 +200,15 @@ def _same_shapes(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
 def _check_vocabulary(
   theirs: tuple[str, ...], ours: tuple[str, ...], name: str
 ) -> None:
-  """Raises UserError if neither vocabulary begins with the other.
+  """Raises UserError unless one vocabulary is a prefix of the other.
 
   Args:
-    theirs, ours: both vocabularies; () for inputs that are not ids.
-    name: what the other model is, for messages.
+    theirs, ours: tokens of both models by id; () for inputs that are not ids.
+    name: description of the source, for messages.
   """
   shared = min(len(theirs), len(ours))
   if theirs[:shared] != ours[:shared]:
+    # Report the first id whose tokens differ.
     first = next(i for i in range(shared) if theirs[i] != ours[i])
     raise UserError(
       f"{name} has another vocabulary: id {first} is {theirs[first]!r} there "
@@ -214,14 +223,14 @@ def _resize(
   image: tuple[int, ...],
   front: int,
 ) -> Any | None:
-  """Returns a parameter in the size of a leaf; None if it cannot be resized.
+  """Returns a parameter resized to the shape of a leaf, or None if impossible.
 
   Args:
     path: path of the parameter.
-    value: parameter of the other model.
-    leaf: the model's own, whose shape the result has.
+    value: parameter of the source model.
+    leaf: initial parameter of the model, whose shape the result has.
     image: (height, width, channels) of the model's inputs; () for sequences.
-    front: number of learned tokens before the input.
+    front: number of prepended tokens.
   """
   if value.ndim != leaf.ndim or value.shape[-1] != leaf.shape[-1]:
     return None
@@ -231,8 +240,8 @@ def _resize(
     return _resize_sequence(value, len(leaf), front)
   if path == f"{_EMBEDDING}patches/kernel" and image:
     return resize_patches(value, len(leaf), image[-1])
-  # Rows of ids at the end of the vocabulary, such as that of masked tokens; and
-  # the second row of numbers, for masked ones.
+  # Cut rows, or append initial rows: ids at the end of the vocabulary, such as
+  # the id of masked tokens, or the second row of `values`, for masked numbers.
   if path in (f"{_EMBEDDING}tokens/embedding", f"{_EMBEDDING}values/kernel"):
     return jnp.concatenate([value[: len(leaf)], leaf[len(value) :]])
   return None
@@ -241,35 +250,37 @@ def _resize(
 def resize_positions(
   table: np.ndarray, count: int, front: int | None = None
 ) -> np.ndarray:
-  """Returns the positions of square images for another size of image.
+  """Returns the positions of a square image, resized for another image size.
 
-  Interpolates the positions of patches bicubically, and keeps the positions of
-  tokens before the patches.
+  The positions of patches are interpolated bicubically. The positions of tokens
+  before the patches do not change.
 
   Source: `finetune` of DeiT's main.py, which calls PyTorch's `interpolate` with
   mode="bicubic" and align_corners=False.
 
   Args:
-    table: positions, k^2 patches last, [front + k^2, d].
+    table: positions of `front` tokens and k^2 patches, [front + k^2, d].
     count: new number of positions, front + m^2.
-    front: number of tokens before the patches; None for 0 if the number of
-      positions is a square, and 1 otherwise.
+    front: number of tokens before the patches. None for 0 if the number of
+      positions is a square, and for 1 otherwise.
 
   Raises:
-    UserError: if the counts differ, and one of them is not that of a square.
+    UserError: if the numbers of positions differ and the patches of one of them
+      do not form a square.
   """
   if len(table) == count:
     return table
   if front is None:
     front = int(math.isqrt(len(table)) ** 2 != len(table))
+  # Compute the sides k and m of both grids.
   old, new = (math.isqrt(max(n - front, 0)) for n in (len(table), count))
   if (old**2 + front, new**2 + front) != (len(table), count):
     raise UserError(
-      f"{len(table)} positions cannot become {count}: both must be those of a "
-      "square image, both with or both without a class token. Give an image of "
-      "another size."
+      f"{len(table)} positions cannot be resized to {count}: both must belong "
+      "to a square image, both with or both without a class token. Choose "
+      "another image size."
     )
-  # Interpolate the patches on their grid; tokens in front have no place in it.
+  # Interpolate the patches on their grid, and keep the prepended tokens.
   grid = np.asarray(table[front:]).reshape(old, old, -1)
   weights = _cubic_weights(old, new).astype(grid.dtype)
   grid = np.einsum("ij,kl,jlc->ikc", weights, weights, grid, optimize=True)
@@ -277,16 +288,21 @@ def resize_positions(
 
 
 def _cubic_weights(old: int, new: int) -> np.ndarray:
-  """Returns the map of `old` points to `new` ones, float64 [new, old].
+  """Returns the matrix that interpolates `old` points to `new` points.
 
-  Cubic convolution (Keys 1981) with PyTorch's a = -0.75: without smoothing for
-  fewer points, and with the outermost points repeated beyond the border.
+  It computes the cubic convolution of Keys (1981) with PyTorch's a = -0.75. It
+  does not smooth if there are fewer new points. Beyond the border, the
+  outermost points are repeated.
+
+  Returns:
+    float64 [new, old].
   """
   a = -0.75
-  # Place the new points among the old ones, by the middles of their cells.
+  # Compute the coordinates of the new cell centres on the old grid.
   places = (np.arange(new) + 0.5) * old / new - 0.5
   weights = np.zeros((new, old))
   for offset in range(-1, 3):
+    # Add the weights of one of the four nearest points: Keys' kernel of |x|.
     point = np.floor(places).astype(int) + offset
     x = np.abs(places - point)
     near = ((a + 2) * x - (a + 3)) * x**2 + 1
@@ -297,13 +313,12 @@ def _cubic_weights(old: int, new: int) -> np.ndarray:
 
 
 def _resize_sequence(table: np.ndarray, count: int, extra: int) -> Any:
-  """Returns the first positions of a sequence, or stretches them for more.
+  """Returns positions of a sequence, cut or interpolated to another number.
 
   Args:
     table: positions, [n, d].
     count: new number of positions.
-    extra: number of positions in front that are not stretched, of a class
-      token.
+    extra: number of prepended tokens, whose positions are not interpolated.
   """
   if count <= len(table):
     return table[:count]
@@ -315,29 +330,31 @@ def _resize_sequence(table: np.ndarray, count: int, extra: int) -> Any:
 def resize_patches(
   kernel: np.ndarray, rows: int, channels: int
 ) -> np.ndarray | None:
-  """Returns the filters of patches for patches of another size.
+  """Returns the filters of patches, resized for another patch size.
 
-  Filters whose products with enlarged patches are those with the patches: the
-  pseudo-inverse of bilinear interpolation, so that the embedding of an image
-  changes as little as can be.
+  The product of a resized filter and an enlarged patch equals the product of
+  the filter and the patch, as nearly as possible: filters are multiplied by the
+  pseudo-inverse of bilinear interpolation.
 
   Source: Beyer et al. 2023 (FlexiViT), https://arxiv.org/abs/2212.08013,
   section 3.4.
 
   Args:
-    kernel: [p^2 channels, d].
+    kernel: filters, [p^2 channels, d].
     rows: new number of rows, q^2 channels.
-    channels: channels of an image.
+    channels: number of channels of an image.
 
   Returns:
-    [q^2 channels, d]; None if either is not of square patches.
+    Filters, [q^2 channels, d]; None if the old or the new patches are not
+    square.
   """
   old, new = (math.isqrt(n // channels) for n in (len(kernel), rows))
   if (old**2 * channels, new**2 * channels) != (len(kernel), rows):
     return None
-  # Column k is the patch with 1 at pixel k, enlarged.
+  # Enlarge each basis patch (1 at pixel k): the interpolation as a matrix.
   basis = np.eye(old**2, dtype=np.float32).reshape(-1, old, old)
   enlarged = jax.image.resize(basis, (old**2, new, new), "linear")
   inverse = np.linalg.pinv(np.asarray(enlarged).reshape(old**2, new**2))
+  # Multiply by the pseudo-inverse, [q^2, p^2] x [p^2, channels d].
   filters = kernel.reshape(old**2, -1)
   return (inverse @ filters).reshape(rows, -1)

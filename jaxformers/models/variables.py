@@ -1,9 +1,9 @@
-"""Collections that a model is applied to: parameters, and what is made of them.
+"""Collections that `model.apply` takes: parameters, and arrays made from them.
 
-This is the only place that knows the orthogonal matrices of a model and the
-products that its blocks make of them. A block declares these by a method
-`derive(params, rotations)`, and stacked matrices that are not experts by
-`in_turn`.
+Only this module computes the orthogonal matrices of a model and the products
+that blocks derive from parameters. A block declares such products in a method
+`derive(params, rotations)`. It lists stacked matrices that are not experts in
+the attribute `in_turn`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ import jax
 from jaxformers import orthogonal
 from jaxformers.foundations.errors import UserError
 
-DERIVED = "derived"  # The collection of what blocks make of parameters alone.
+DERIVED = "derived"  # Collection of the products that blocks derive.
 
 
 class Placement(Protocol):
-  """Where parameters lie on a mesh of devices; `training.layout.Layout`."""
+  """Placement of parameters on a mesh, such as `training.layout.Layout`."""
 
   def rotations(
     self, params: Any, orthogonal_map: str, in_turn: frozenset[str]
   ) -> dict[str, Any]:
-    """Returns `orthogonal.rotations`, the work shared by devices.
+    """Returns `orthogonal.rotations`, computed by all devices together.
 
     Args:
-      params: a tree of parameters.
+      params: tree of parameters.
       orthogonal_map: name of the map, in `orthogonal.MAPS`.
-      in_turn: names of parameters whose stacked matrices stay together.
+      in_turn: names of parameters whose stacked matrices are not split over
+        devices.
     """
 
   def gather(self, params: Any) -> Any:
-    """Returns parameters as a step reads them."""
+    """Returns parameters in the placement that a step reads."""
 
 
 def make_variables(
@@ -46,19 +47,21 @@ def make_variables(
   """Returns the Linen collections that `model.apply` takes.
 
   Args:
-    model: from `models.build`.
-    params: its parameters.
-    placement: where they lie on a mesh; None for one device.
+    model: model from `models.build`.
+    params: parameters of the model.
+    placement: placement of the parameters on a mesh; None for one device.
 
   Returns:
-    `params`; `rotations`, the orthogonal matrices that a map makes of them; and
-    `derived`, the products that blocks make of both.
+    The collections `params`; `rotations`, the orthogonal matrices that a map
+    makes from parameters; and `derived`, the products that blocks derive from
+    both.
   """
   if placement is None:
-    # Compiled once for each model: called outside of a compiled function, the
-    # maps would compile their branches in every call.
+    # Compile once for each model: outside a compiled function, the maps would
+    # compile their branches in every call.
     make = _make_compiled if _makes_anything(model, params) else _make
     return {"params": params, **make(model, params)}
+  # Compute the rotations on the mesh, then gather the parameters.
   in_turn = frozenset(
     orthogonal.parameter_name(name, model.orthogonal_map)
     for block in model.stacks().values()
@@ -71,17 +74,20 @@ def make_variables(
 
 @functools.partial(jax.jit, static_argnums=0)
 def outputs(model: Any, variables: Any, inputs: jax.Array) -> jax.Array:
-  """Returns what a model computes in evaluation, compiled once for a shape.
+  """Returns the outputs of a model in evaluation.
+
+  The function is compiled once for each shape of inputs.
 
   Args:
-    model: from `models.build`.
+    model: model from `models.build`.
     variables: result of `make_variables`.
-    inputs: as the model takes them, [b, ...].
+    inputs: inputs of the model, [b, ...].
   """
   return model.apply(variables, inputs, train=False)
 
 
 def _makes_anything(model: Any, params: Mapping[str, Any]) -> bool:
+  """Returns True if a model has rotations or derived products."""
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   blocks = model.stacks().values()
   return any(orthogonal.is_parameter(path) for path, _ in paths) or any(
@@ -100,7 +106,7 @@ _make_compiled = jax.jit(_make, static_argnums=0)
 def _with_derived(
   model: Any, params: Mapping[str, Any], rotations: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns rotations, and the products that blocks declare."""
+  """Returns the collections of rotations and of products that blocks derive."""
   derived = {}
   for stack, block in model.stacks().items():
     if derive := getattr(block, "derive", None):
@@ -109,11 +115,11 @@ def _with_derived(
 
 
 def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
-  """Returns the collections of one stack of layers, as its block sees them.
+  """Returns the collections of one stack of layers.
 
   Args:
-    variables: from `make_variables`.
-    stack: "encoder" or "decoder".
+    variables: result of `make_variables`.
+    stack: name of the stack, "encoder" or "decoder".
   """
   return {name: tree.get(stack, {}) for name, tree in variables.items()}
 
@@ -121,10 +127,10 @@ def of_stack(variables: Mapping[str, Any], stack: str) -> dict[str, Any]:
 def find_rotations(
   variables: Mapping[str, Any], orthogonal_map: str
 ) -> Mapping[str, Any]:
-  """Returns the orthogonal matrices of a stack, made here if they are missing.
+  """Returns the orthogonal matrices of a stack; computes them if missing.
 
   Args:
-    variables: collections of the stack; a caller may give `params` alone.
+    variables: collections of the stack, of which only `params` is required.
     orthogonal_map: name of the map, in `orthogonal.MAPS`.
   """
   return variables.get("rotations") or orthogonal.rotations(
@@ -137,14 +143,15 @@ def rotation(
 ) -> jax.Array:
   """Returns the orthogonal matrices of a parameter, float32 `shape`.
 
-  Reads them from the collection `rotations` if the caller provides it (see
-  `orthogonal.rotations`): a train step maps all matrices of a model in one
-  call. Otherwise maps the parameter here, with the same result.
+  The matrices are read from the collection `rotations` if it exists, because a
+  training step maps all matrices of a model in one call (see
+  `orthogonal.rotations`). Otherwise the parameter is mapped here, with the same
+  result.
 
   Args:
-    module: the Linen module that owns the parameter, inside its call.
-    name: name of the matrices; the parameter is called `name`_skew, or
-      `name`_orthogonal under the map "matrix".
+    module: Linen module that owns the parameter; call this inside its call.
+    name: name of the matrices. The parameter is called `name`_skew, or
+      `name`_orthogonal for the map "matrix".
     shape: shape of the parameter, [..., d, d].
     orthogonal_map: name of the map, in `orthogonal.MAPS`.
   """
@@ -152,6 +159,7 @@ def rotation(
   if module.has_variable("rotations", full):
     return module.get_variable("rotations", full)
 
+  # The map "matrix" stores rotations: start from the Cayley map.
   def initializer(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     a = orthogonal.initializer(key, shape)
     return orthogonal.cayley(a) if orthogonal_map == "matrix" else a
@@ -164,22 +172,23 @@ def semi_orthogonal(
 ) -> jax.Array:
   """Returns a matrix with orthonormal rows or columns, float32 `shape`.
 
-  A matrix [d, k d] is [Q_1 ... Q_k] / sqrt(k) with rotations Q_i, which has
-  orthonormal rows; [k d, d] has these below each other. A square one is a
-  rotation.
+  A matrix [d, k d] is [Q_1 ... Q_k] / sqrt(k) with rotations Q_i, and has
+  orthonormal rows. A matrix [k d, d] stacks the rotations vertically, and has
+  orthonormal columns. A square matrix is a rotation.
 
   Args:
-    module, name, orthogonal_map: as for `rotation`.
-    shape: rows and columns; one must be a multiple of the other.
+    module, name, orthogonal_map: arguments of `rotation`.
+    shape: numbers of rows and columns; one must be a multiple of the other.
 
   Raises:
-    UserError: for another shape.
+    UserError: if neither number is a multiple of the other.
   """
+  # Draw k rotations [d, d], and concatenate them.
   d, longer = sorted(shape)
   count, rest = divmod(longer, d)
   if rest:
     raise UserError(
-      f"Orthogonal kernels of shape {shape} are rotations beside each other: "
+      f"Orthogonal kernels of shape {shape} are made of rotations [{d}, {d}]: "
       f"{longer} must be a multiple of {d}, such as {d * count}."
     )
   q = rotation(module, name, (count, d, d), orthogonal_map) / math.sqrt(count)

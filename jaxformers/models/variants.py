@@ -1,6 +1,6 @@
-"""Names of models: each stands for a mixer in a block.
+"""Names of models: each name selects a mixer and a block.
 
-The file of a mixer registers the names that stand for it.
+The file of a mixer registers the names of its models.
 """
 
 from __future__ import annotations
@@ -13,31 +13,33 @@ from jaxformers.foundations.registry import Registry, choose
 
 # Kinds of recurrences; see `Variant.recurrence`.
 RECURRENCES = ("", "linear", "gated")
-ALWAYS = "always"  # `Variant.bounded` of layers with a bound by default.
+# Value of `Variant.bounded` if the layers have a bound by default.
+ALWAYS = "always"
 MODELS: Registry = Registry("model", is_open=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """Mixer, block and options that the name of a model stands for.
+  """Mixer, block and options that the name of a model selects.
 
   Attributes:
-    mixer: name of the mixer, in `mixer.MIXERS`; "" for blocks without one.
+    mixer: name of the mixer, in `mixer.MIXERS`; "" for blocks without a mixer.
     block: name of the block, in `blocks.BLOCKS`.
-    fixed: options of the mixer that define the variant; no config changes them.
-    defaults: options of the mixer that hold where a config sets none.
+    fixed: options of the mixer that define the variant. A config cannot change
+      them.
+    defaults: defaults of options of the mixer. A config can change them.
     source: paper of the variant; "" for the source of the mixer.
     recurrence: "linear" if the mixer is a recurrence whose factors are the same
-      at every step; "gated" for one with gates or attention, which depend on
-      the tokens; "" for all other mixers.
-    bounded: `ALWAYS` if the layers have a bound for all sequences, as
-      certificates need it; or the options that give them one, as a message says
-      them; "" for layers without one.
-    count_layers: returns the number of parameters of some layers, a norm at
-      their end included, from d channels, n tokens and the number of layers;
-      with the default options, and 2 d hidden units if the block has a
-      feed-forward. Recipes choose the width of recurrences by it; None if it is
-      not known.
+      at every step; "gated" for a recurrence with gates or attention, whose
+      factors depend on the tokens; "" for all other mixers.
+    bounded: `ALWAYS` if the layers have a bound for all sequences, which
+      certificates need; or the options that give the layers such a bound, as
+      text for messages; "" for layers without a bound.
+    count_layers: function of d channels, n tokens and the number of layers that
+      returns the number of parameters of these layers and a final norm. It
+      assumes the default options, and 2 d hidden units if the block has a
+      feed-forward. Recipes use it to choose the width of recurrences. None if
+      the number is not known.
   """
 
   mixer: str
@@ -54,7 +56,8 @@ class Variant:
 
 
 def bounded_models() -> str:
-  """Returns the models whose layers have a bound, as a message lists them."""
+  """Returns the names of models with bounded layers, as text for messages."""
+  # List the models that need no option first.
   listed = sorted(
     (variant.bounded != ALWAYS, name, variant.bounded)
     for name, variant in MODELS.items()

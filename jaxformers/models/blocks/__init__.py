@@ -1,9 +1,9 @@
-"""The residual forms around a mixer: one layer of an encoder each.
+"""Blocks: layers of an encoder, each a residual form around a mixer.
 
 A block is called like a mixer, `block(x, *, mask, carry, train)`, with x in
-float32 whatever the compute type is. Its class says how the encoder around it
-embeds tokens (`concatenate_positions`) and ends (`final_norm`). Importing this
-package registers every block in it, one file each.
+float32 for every compute type. Two attributes of its class configure the
+encoder: `concatenate_positions`, and `final_norm` for a norm after the last
+layer. Importing this package registers every block; each has its own file.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""The block of the depth-efficiency papers: attention alone."""
+"""Block of the depth-efficiency papers: attention without feed-forward."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from jaxformers.models.dropout import make_dropout
 
 @BLOCKS.register("attention_only")
 class AttentionOnly(nn.Module):
-  """mixer(x), or x + mixer(x): no normalisation, no feed-forward.
+  """Block that computes mixer(x) or x + mixer(x).
+
+  The block has no normalisation and no feed-forward.
 
   Source: Levine et al. 2020, https://arxiv.org/abs/2006.12467, equations 3 and
-  4, whose network is this with the mixer `linearized`.
+  4. Their network is this block with the mixer `linearized`.
 
   Attributes:
-    mixer: makes the mixer; called with a name.
+    mixer: factory of the mixer; called with a name.
     num_layers: number of layers of the encoder; not used here.
     layer: index of this layer, from 0; not used here.
-    residual: True to add x.
-    dropout_rate: dropout after the mixer, in training.
+    residual: True for x + mixer(x), False for mixer(x).
+    dropout_rate: dropout rate after the mixer, in training.
   """
 
   concatenate_positions: ClassVar[bool] = False

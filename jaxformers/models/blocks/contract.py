@@ -1,4 +1,4 @@
-"""The registry of blocks."""
+"""Registry of the blocks."""
 
 from jaxformers.foundations.registry import Registry
 

@@ -1,4 +1,8 @@
-"""Two halves of the channels that change in turn: any mixer made injective."""
+"""Coupled layers, which make any mixer invertible.
+
+A layer splits the channels into two halves, and updates one half from the other
+in turn.
+"""
 
 from __future__ import annotations
 
@@ -41,32 +45,35 @@ PER_TOKEN = ("layer", "rms", "scale", "none")  # Norms of one token.
 
 @BLOCKS.register("coupled")
 class Coupled(nn.Module):
-  """y1 = x1 + F(norm x2), then y2 = x2 + G(norm y1), on halves of the channels.
+  """Coupled layer: y1 = x1 + F(norm x2), then y2 = x2 + G(norm y1).
 
-  F is any mixer, and G a feed-forward, W2 GELU(W1 x). Whatever they are, the
-  layer is a bijection of sequences: x2 = y2 - G(y1) and x1 = y1 - F(x2),
-  without iteration and up to the rounding of four sums. So it trains in the
-  memory of one layer (`model.memory="reversible"`), dropout included.
+  x1 and x2 are the halves of the channels, F is any mixer, and G is a
+  feed-forward, W2 GELU(W1 x). For all F and G the layer is a bijection of
+  sequences. Its inverse is x2 = y2 - G(norm y1), then x1 = y1 - F(norm x2). The
+  inverse needs no iteration, and its only error is the rounding of four sums.
+  So the layer can be trained in the memory of one layer
+  (`model.memory="reversible"`), also with dropout.
 
-  With norm_type="none" and a mixer that has a Lipschitz constant, so has the
-  layer: see `CoupledLayers.certificate`.
+  With norm_type="none" and a mixer that has a Lipschitz constant, the layer has
+  a Lipschitz constant: see `CoupledLayers.certificate`.
 
-  Source: Gomez et al. 2017, https://arxiv.org/abs/1707.04585, equation 8, as
-  Dinh et al. 2015, https://arxiv.org/abs/1410.8516; Kitaev et al. 2020
-  (Reformer) have it for attention, to save memory.
+  Source: Gomez et al. 2017, https://arxiv.org/abs/1707.04585, equation 8, after
+  Dinh et al. 2015, https://arxiv.org/abs/1410.8516. Kitaev et al. 2020
+  (Reformer) use it with attention, to save memory.
 
   Attributes:
-    mixer: makes the mixer of d / 2 channels; called with a name.
+    mixer: factory of the mixer, which has d / 2 channels; called with a name.
     num_layers: number of layers of the encoder.
     layer: index of this layer, from 0; not used here.
     mlp_dim: width of the feed-forward.
     activation: activation of the feed-forward.
-    dropout_rate: dropout after the mixer, inside and after the feed-forward.
-    norm_type: "layer", "rms" or "scale", of every norm of the encoder; "none"
-      for no norms.
+    dropout_rate: dropout rate after the mixer, inside and after the
+      feed-forward.
+    norm_type: norm of all layers and of the end of the encoder, "layer", "rms"
+      or "scale"; "none" for no norms.
     norm_epsilon: epsilon of every norm.
-    init_std: standard deviation of the feed-forward's kernels at the start; 0
-      for Xavier's.
+    init_std: standard deviation of the feed-forward's kernels at
+      initialization; 0 for Xavier's initializer.
     dtype: compute type; parameters and norms are float32.
   """
 
@@ -98,21 +105,23 @@ class Coupled(nn.Module):
     train: bool,
     inverse: bool = False,
   ) -> tuple[jax.Array, Any]:
-    """Returns the layer of x, or with `inverse` the x whose layer is given."""
+    """Returns the output of the layer for x; with `inverse`, its input."""
     d = x.shape[-1]
     self._check_options(d)
-    # The same keys in both directions, so drawn before the branches.
+    # Draw the keys before the branches, so that both directions use the same.
     dropouts = [
       make_dropout(self, self.dropout_rate, train=train) for _ in range(3)
     ]
     mixer = self.mixer(name="mixer")
 
+    # F, on half of the channels.
     def mix(x: jax.Array) -> tuple[jax.Array, Any]:
       y, new = mixer(
         self._norm(x, "norm_mixer"), mask=mask, carry=carry, train=train
       )
       return dropouts[0](y).astype(x.dtype), new
 
+    # G, on half of the channels.
     def feed_forward(x: jax.Array) -> jax.Array:
       activation = ACTIVATIONS[
         choose("activation", self.activation, ACTIVATIONS)
@@ -123,10 +132,12 @@ class Coupled(nn.Module):
       return dropouts[2](y).astype(x.dtype)
 
     first, second = jnp.split(x, 2, -1)
+    # Invert: x2 = y2 - G(norm y1), then x1 = y1 - F(norm x2).
     if inverse:
       second = second - feed_forward(first)
       change, carry = mix(second)
       return jnp.concatenate([first - change, second], -1), carry
+    # Apply: y1 = x1 + F(norm x2), then y2 = x2 + G(norm y1).
     change, carry = mix(second)
     first = first + change
     return jnp.concatenate([first, second + feed_forward(first)], -1), carry
@@ -134,8 +145,8 @@ class Coupled(nn.Module):
   def _check_options(self, d: int) -> None:
     if d % 2:
       raise UserError(
-        f"d_model={d} is odd, and coupled layers halve the channels: choose an "
-        "even d_model."
+        f"d_model={d} is odd, but coupled layers split the channels into "
+        "halves: choose an even d_model."
       )
     choose("norm of coupled halves", self.norm_type, PER_TOKEN)
 
@@ -146,10 +157,10 @@ class Coupled(nn.Module):
 
   @nn.nowrap
   def invertible(self) -> CoupledLayers | None:
-    """Returns all layers as pure functions.
+    """Returns all layers as pure functions, or None if there is no inverse.
 
-    None where a mixer hands on other values in every layer, for a layer that
-    is undone does not know them.
+    With `fidelity_schedule`, the mixer passes a different carry to each layer,
+    which an inverse does not have. The result is then None.
     """
     if getattr(self.mixer(parent=None), "fidelity_schedule", ()):
       return None
@@ -158,12 +169,12 @@ class Coupled(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class CoupledLayers(InvertibleLayers):
-  """The layers of `Coupled`, which share what the first mixer hands on.
+  """Layers of `Coupled` as pure functions. They share the first mixer's carry.
 
   Attributes:
     num_layers: number of layers.
     dtype: compute type.
-    block: an unbound layer.
+    block: unbound layer.
   """
 
   num_layers: int
@@ -171,35 +182,39 @@ class CoupledLayers(InvertibleLayers):
   block: Coupled
 
   def weights(self, variables: Mapping[str, Any]) -> list[Any]:
-    """Returns the collections of every layer, and in training its key."""
+    """Returns the collections of every layer; in training, also its key."""
     layers = [self._collections(variables, i) for i in range(self.num_layers)]
-    # What the first layer alone has is for what it hands on: see `shared`.
+    # Drop entries that only the first layer has: it uses them only to make the
+    # carry, see `shared`.
     return [_like(layer, layers[-1]) for layer in layers]
 
   def _collections(
     self, variables: Mapping[str, Any], layer: int
   ) -> dict[str, Any]:
-    """Returns all collections of a layer, and in training its key."""
+    """Returns all collections of a layer; in training, also its key."""
     name = f"layer_{layer}"
     collections = {
       kind: tree[name]
       for kind, tree in variables.items()
       if kind in ("params", "rotations", "random") and name in tree
     }
+    # Keys exist only in training.
     keys = variables.get(KEYS)
     mixer = self.block.mixer(parent=None)
     tools = getattr(getattr(mixer, "signature", None), "tools", ())
-    # What is not drawn anew in every step depends on the place of the mixer.
+    # Add the arrays that the mixer draws once, if it does not redraw them.
     if "draw" in tools and not (mixer.redraw and keys is not None):
       collections.setdefault("random", self._draw(collections, layer))
     return collections | ({} if keys is None else {KEYS: keys[layer]})
 
   def _draw(self, collections: Mapping[str, Any], layer: int) -> dict[str, Any]:
-    """Returns the constants that a layer's mixer draws in an encoder.
+    """Returns the arrays that a layer's mixer draws as part of an encoder.
 
-    They depend on the path of the mixer and on its greatest length, and not on
+    They depend on the path and on the greatest length of the mixer, but not on
     the tokens.
     """
+    # Build the layer with the options of the unbound block, at the path
+    # "encoder/layer_i".
     options = {
       field.name: getattr(self.block, field.name)
       for field in dataclasses.fields(self.block)
@@ -211,6 +226,7 @@ class CoupledLayers(InvertibleLayers):
     )
     up = collections["params"]["up"]["kernel"]
     length = self.block.mixer(parent=None).max_len
+    # Apply it to zeros, and return the arrays that it draws.
     example = jnp.zeros((1, length, 2 * up.shape[0]))
     _, drawn = _Around(inside, "encoder").apply(
       {kind: {"encoder": {name: tree}} for kind, tree in collections.items()},
@@ -225,7 +241,7 @@ class CoupledLayers(InvertibleLayers):
   def shared(
     self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
   ) -> Shared:
-    """Returns what the first layer's mixer hands on, and what it sows."""
+    """Returns the carry and the sown losses of the first layer's mixer."""
     weights = self._collections(variables, 0)
     (_, carry), sown = self._apply(weights, x, mask, None, mutable=["losses"])
     losses = {
@@ -242,7 +258,7 @@ class CoupledLayers(InvertibleLayers):
     mask: jax.Array,
     side: None = None,
   ) -> tuple[jax.Array, None]:
-    """Returns the layer's output; its inverse needs nothing beside it."""
+    """Returns the output of the layer, and None: its inverse needs no side."""
     return self._apply(weights, x, mask, shared)[0], None
 
   def inverse(
@@ -256,16 +272,17 @@ class CoupledLayers(InvertibleLayers):
     constants: Mapping[str, Any] | None = None,
     max_steps: int = 0,
   ) -> jax.Array:
-    """Returns the layer's input, in closed form."""
+    """Returns the input of the layer, in closed form."""
     del side, constants, max_steps
     return self._apply(weights, y, mask, shared, inverse=True)[0]
 
   def _rates(self, weights: Any) -> tuple[float, float] | None:
-    """Returns Lipschitz constants of F and G in float64, or None."""
+    """Returns Lipschitz constants (f, g) of F and G in float64, or None."""
     block = self.block
     mixer = block.mixer(parent=None)
     if block.norm_type != "none" or not getattr(mixer, "is_bounded", False):
       return None
+    # f is the gain of the mixer; g is |W2| |W1| times the activation's slope.
     collections = {
       kind: tree["mixer"]
       for kind, tree in weights.items()
@@ -280,16 +297,18 @@ class CoupledLayers(InvertibleLayers):
   def certificate(
     self, weights: Any, shared: Any, norm: float
   ) -> dict[str, Any]:
-    """Returns the constants of F and G, and the interval of two sequences.
+    """Returns the Lipschitz constants of F and G, and the interval `sequences`.
 
-    {} with norms, or a mixer without a Lipschitz constant. Each half of the
-    layer changes a distance by a factor of at most s = (f + sqrt(f^2 + 4)) / 2,
-    the norm of [[1, f], [0, 1]]; so does its inverse.
+    Each of the two updates of the layer, and its inverse, changes a distance by
+    a factor of at most s = (f + sqrt(f^2 + 4)) / 2, the norm of
+    [[1, f], [0, 1]]. The result is {} if the layer has norms, or if the mixer
+    has no Lipschitz constant.
     """
     del shared, norm
     rates = self._rates(weights)
     if rates is None:
       return {}
+    # The layer composes both updates, so the factors multiply.
     greatest = math.prod(map(_shear, rates))
     f, g = rates
     interval = 1 / greatest, greatest
@@ -298,9 +317,9 @@ class CoupledLayers(InvertibleLayers):
   def bound(
     self, weights: Any, shared: Any, *, exact: bool = True
   ) -> Bound | None:
-    """Returns bounds of the output: see `InvertibleLayers.bound`.
+    """Returns bounds on the change of the output: see `InvertibleLayers.bound`.
 
-    None for gradients, besides where there is no certificate.
+    The result is None if there is no certificate, and for exact=False.
     """
     del shared
     rates = self._rates(weights) if exact else None
@@ -308,7 +327,9 @@ class CoupledLayers(InvertibleLayers):
       return None
 
     def move(change: Change, n: Any) -> Change:
+      # Each update adds a branch of one half to the other half.
       for rate in rates:
+        # Bound mean and norm, and use norm / sqrt(n) if it is the better bound.
         mean = change.mean + rate * change.norm / n**0.5
         norm = _shear(rate) * change.norm
         mean = lesser(mean, norm / n**0.5)
@@ -320,10 +341,12 @@ class CoupledLayers(InvertibleLayers):
   def _apply(
     self, weights: Any, x: jax.Array, mask: jax.Array, carry: Any, **how: Any
   ) -> Any:
+    """Applies the layer; it is in training if there is a key."""
     collections = {k: v for k, v in weights.items() if k != KEYS}
     rngs = None
     if KEYS in weights:
       key = jax.random.wrap_key_data(weights[KEYS])
+      # Derive separate streams for dropout and for redrawn arrays.
       rngs = {"dropout": key, "random": jax.random.fold_in(key, 1)}
     return self.block.apply(
       collections,
@@ -342,14 +365,14 @@ def _shear(rate: float) -> float:
 
 
 def _like(tree: Any, other: Any) -> Any:
-  """Returns the part of a tree of mappings whose names another one has."""
+  """Returns the entries of nested mappings whose names are also in `other`."""
   if not isinstance(other, Mapping):
     return tree
   return {name: _like(tree[name], below) for name, below in other.items()}
 
 
 class _Around(nn.Module):
-  """Calls a module under a name, to give it its path."""
+  """Wrapper that calls a module under a name, so that its path has the name."""
 
   make: Callable[..., nn.Module]
   child: str

@@ -1,4 +1,4 @@
-"""Residual branches undone by fixed-point iteration.
+"""Inverse of residual branches by fixed-point iteration.
 
 Source: Behrmann et al. 2019, https://arxiv.org/abs/1811.00995, algorithm 1.
 """
@@ -13,14 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-MAX_STEPS = 64  # A rate below 1/2 needs 53 in float64.
+MAX_STEPS = 64  # A Lipschitz constant below 1/2 needs 53 in float64.
 
 
 def enough_steps(rate: float) -> int:
-  """Returns how many steps float64 needs at a rate in [0, 1], with a reserve.
+  """Returns a number of steps that suffices in float64.
 
-  A rate of 1, which none reaches, counts as 0.999.
+  The error falls by a factor of `rate` in every step. The result is
+  log(eps) / log(rate), plus a reserve of 8.
+
+  Args:
+    rate: Lipschitz constant in [0, 1]. Values above 0.999 count as 0.999.
   """
+  # Solve rate^steps = eps for the number of steps.
   eps = float(np.finfo(np.float64).eps)
   rate = min(max(rate, eps), 0.999)
   return math.ceil(math.log(eps) / math.log(rate)) + 8
@@ -37,30 +42,31 @@ def solve(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the x with x + branch(x) = y, by iterating x = y - branch(x).
 
-  A token is done when the error that is left, at most rate / (1 - rate) of its
-  last step, is below two units in the last place of its norm; or when its steps
-  no longer become shorter, which is where rounding begins. Each token is
-  measured by itself, so that a large one does not end the work on the others.
+  The remaining error of a token is at most rate / (1 - rate) times its last
+  step. A token has converged when this error is below two units in the last
+  place of its norm. It has also converged when its steps stop shrinking,
+  because then rounding dominates. Each token is tested separately, so that a
+  large token does not end the iteration of the others.
 
   Args:
-    y: [..., d].
-    branch: function of x, with a Lipschitz constant of at most `rate` for each
-      token, in the Euclidean norm.
-    rate: in [0, 1).
-    mask: [...], True at tokens that are waited for.
-    max_steps: number of steps after which the iteration stops in any case.
-    dtype: compute type of `branch`, that of y if None. What it rounds away is
-      not iterated for.
+    y: right-hand sides, [..., d].
+    branch: function of x, whose Lipschitz constant for each token is at most
+      `rate`, in the Euclidean norm.
+    rate: Lipschitz constant in [0, 1).
+    mask: [...], True at tokens that must converge.
+    max_steps: greatest number of steps.
+    dtype: compute type of `branch`; None for the type of y. The iteration does
+      not continue below the rounding of this type.
 
   Returns:
-    x, and the number of steps.
+    x, [..., d], and the number of steps.
   """
-  # Find the precision: rounding of y, or of the branch where it is coarser.
+  # Compute the precision: rounding of y, or of the branch if it is coarser.
   eps = jnp.finfo(y.dtype).eps
   rate = jnp.maximum(jnp.asarray(rate, y.dtype), eps)
   unit = jnp.maximum(eps, rate * jnp.finfo(dtype or y.dtype).eps)
   unit = unit.astype(y.dtype)
-  # Rounding keeps the steps from becoming smaller than a unit themselves.
+  # Allow steps of one unit, because rounding prevents smaller steps.
   allowed = jnp.maximum(2 * unit * (1 - rate) / rate, unit)
 
   def is_running(state: tuple[Any, ...]) -> jax.Array:
@@ -69,15 +75,15 @@ def solve(
 
   def iterate(state: tuple[Any, ...]) -> tuple[Any, ...]:
     count, x, last_step, done = state
-    # Take a step of the iteration, and measure it for each token.
+    # Take a step x = y - branch(x), and compute its length for each token.
     following = y - branch(x).astype(y.dtype)
     step = jnp.linalg.norm(following - x, axis=-1)
     size = jnp.linalg.norm(following, axis=-1)
-    # A token that is not finite is done: waiting would not mend it.
+    # Test convergence. Tokens that are not finite stop too.
     done |= (step <= allowed * size) | ~(step < last_step)
     return count + 1, following, step, done
 
-  # Start at x = y, with all padding done.
+  # Start at x = y, and treat padding as converged.
   start = (
     jnp.zeros((), jnp.int32),
     y,

@@ -1,9 +1,9 @@
-"""The contract of layers that can be undone, and training that undoes them.
+"""Contract of invertible layers, and reversible training.
 
-A block whose layers are injective offers them as pure functions of their
-weights: forward, inverse and certificate (`InvertibleLayers`). Reversible
-training, `analysis.certificates` and the property tests need nothing else, so
-they work for every block that has the method `invertible`.
+A block with injective layers has a method `invertible`, which returns all
+layers as pure functions of their weights: forward, inverse and certificate
+(`InvertibleLayers`). Reversible training, `analysis.certificates` and the
+property tests use only these functions, so they work for every such block.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import MAX_STEPS
 from jaxformers.models.variants import MODELS
 
-# Collection of the layers' random keys in training, uint32 [l, ...].
+# Collection of the random keys of the layers in training, uint32 [l, ...].
 KEYS = "keys"
-# Ways to have what the backward pass needs, besides storing it.
+# Alternatives to storing activations for the backward pass.
 LOOPED = ("recomputed", "reversible")
 Interval = tuple[float, float]
 
 
 class Shared(NamedTuple):
-  """Quantities of a batch that all layers share, made once from its embedding.
+  """Values that all layers share, computed once from the embedded batch.
 
   Attributes:
-    value: pytree of arrays, such as TransJect's Sigma; None if nothing.
-    sown: arrays for Linen's collections, {"losses": {"name": array}}.
+    value: pytree of arrays, such as TransJect's Sigma; None for no values.
+    sown: arrays to sow into Linen collections, {"losses": {"name": array}}.
   """
 
   value: Any
   sown: Mapping[str, Mapping[str, jax.Array]]
 
   def sow(self, module: nn.Module) -> None:
-    """Puts `sown` into the collections of a module, inside its call."""
+    """Sows `sown` into the collections of a module, during its call."""
     for collection, arrays in self.sown.items():
       for name, array in arrays.items():
         module.sow(collection, name, array)
 
 
 class Change(NamedTuple):
-  """Bounds of how far a sequence of n tokens was moved.
+  """Upper bounds on the change of a sequence of n tokens.
 
   Attributes:
-    norm: Frobenius norm of the difference.
-    total: sum over tokens of the norms of their differences.
-    mean: norm of the difference of the means over tokens.
+    norm: bound on the Frobenius norm of the difference.
+    total: bound on the sum over tokens of the norms of their differences.
+    mean: bound on the norm of the difference of the means over tokens.
   """
 
   norm: Any
@@ -62,14 +62,15 @@ class Change(NamedTuple):
   mean: Any
 
   def add_branch(self, rate: Any, n: Any) -> Change:
-    """Returns the bounds after a residual branch of a Lipschitz constant.
+    """Returns the bounds after adding a residual branch that mixes tokens.
 
-    For a branch in which tokens meet, so that every token may move.
+    Because the branch mixes tokens, every token may change.
 
     Args:
-      rate: the constant, for whole sequences.
+      rate: Lipschitz constant of the branch, for whole sequences.
       n: number of tokens.
     """
+    # |change of the mean| <= Frobenius norm / sqrt(n).
     mean = self.mean + rate * self.norm / n**0.5
     norm = (1 + rate) * self.norm
     return Change(norm, n**0.5 * norm, lesser(mean, norm / n**0.5))
@@ -79,23 +80,24 @@ Bound = Callable[[Change, Any], Change]
 
 
 def lesser(x: Any, y: Any) -> Any:
-  """Returns the lesser of two arrays, in NumPy's float64 or in JAX."""
+  """Returns the elementwise minimum of two arrays, in NumPy or in JAX."""
   return (jnp if isinstance(x, jax.Array) else np).minimum(x, y)
 
 
 class InvertibleLayers(abc.ABC):
-  """Layers of an encoder as pure functions; hashable, without arrays.
+  """Layers of an encoder as pure functions. Objects are hashable.
 
-  A layer maps x [b, n, d] to y [b, n, d]. `weights` is any pytree of arrays,
-  of the same structure in every layer; `shared` is `Shared.value`; `side` is
-  what the inverse needs besides y, such as the gate's weights. Integers among
-  the arrays, such as random keys, have no gradient.
+  A layer maps x [b, n, d] to y [b, n, d]. `weights` is any pytree of arrays
+  with the same structure in every layer. `shared` is `Shared.value`. `side` is
+  the side information that the inverse needs besides y, such as the weights of
+  a gate. Arrays of integers, such as random keys, have no gradient.
 
   Attributes:
     num_layers: number of layers.
     dtype: compute type; x and y are float32 or wider.
     side_name: name under which modules sow `side` into `intermediates`.
-    least_layers: number of layers from which on training may undo them.
+    least_layers: least number of layers with which reversible training is
+      allowed.
   """
 
   side_name: ClassVar[str] = "side"
@@ -109,14 +111,15 @@ class InvertibleLayers(abc.ABC):
     """Returns the weights of every layer.
 
     Args:
-      variables: collections of the encoder, as `make_variables` has them;
-        what is missing besides `params` is made of these. `KEYS` in training.
+      variables: collections of the encoder, from `make_variables`. Collections
+        other than `params` are computed from `params` if absent. In training,
+        the collection `KEYS` has the random keys of the layers.
     """
 
   def shared(
     self, variables: Mapping[str, Any], x: jax.Array, mask: jax.Array
   ) -> Shared:
-    """Returns what the layers share, from the embedded tokens x [b, n, d]."""
+    """Returns the values that all layers share, from the embedded tokens x."""
     del variables, x, mask
     return Shared(None, {})
 
@@ -129,7 +132,7 @@ class InvertibleLayers(abc.ABC):
     mask: jax.Array,
     side: Any = None,
   ) -> tuple[jax.Array, Any]:
-    """Returns y and `side`, which is not computed again where it is given."""
+    """Returns (y, side); uses `side` instead of computing it, if given."""
 
   @abc.abstractmethod
   def inverse(
@@ -143,18 +146,20 @@ class InvertibleLayers(abc.ABC):
     constants: Mapping[str, Any] | None = None,
     max_steps: int = MAX_STEPS,
   ) -> jax.Array:
-    """Returns x, right at tokens.
+    """Returns the input x of a layer, which is correct at tokens.
 
     Args:
-      weights, y, shared, mask, side: as for `forward`.
-      constants: as `constants` has them; None for what exact weights have.
-      max_steps: limit of each iteration, if the inverse is one.
+      weights, y, shared, mask, side: arguments and results of `forward`.
+      constants: Lipschitz constants, from the method `constants`; None for the
+        constants that hold for exact weights.
+      max_steps: greatest number of steps of each iteration, if there is one.
     """
 
   def constants(self, weights: Any, shared: Any) -> dict[str, float]:
-    """Returns Lipschitz constants of the branches that iteration undoes.
+    """Returns Lipschitz constants of the branches that an iteration inverts.
 
-    In float64, from the actual weights; {} for an inverse without iteration.
+    They are computed in float64 from the actual weights. The result is {} for
+    an inverse without iteration.
     """
     del weights, shared
     return {}
@@ -162,15 +167,15 @@ class InvertibleLayers(abc.ABC):
   def certificate(
     self, weights: Any, shared: Any, norm: float
   ) -> dict[str, Any]:
-    """Returns what is guaranteed of one layer; {} if nothing is.
+    """Returns the guarantees for one layer, or {} if there are none.
 
-    `tokens` and `sequences` are intervals: the factors by which the distance of
-    two tokens of one sample, and of two sequences under one mask, may change; a
-    layer has one of them or both. Other entries are the numbers that they come
-    from.
+    The entries `tokens` and `sequences` are intervals. They contain the factors
+    by which the layer can change the distance of two tokens of one sample, and
+    of two sequences under one mask. A layer has one or both of these entries.
+    The other entries are the numbers from which the intervals are computed.
 
     Args:
-      weights, shared: as for `forward`.
+      weights, shared: arguments of `forward`.
       norm: greatest Frobenius norm of a sample before the layer.
     """
     del weights, shared, norm
@@ -179,29 +184,32 @@ class InvertibleLayers(abc.ABC):
   def bound(
     self, weights: Any, shared: Any, *, exact: bool = True
   ) -> Bound | None:
-    """Returns how far a layer's output moves if its input moves at most so.
+    """Returns a bound on the output's change, given a bound on the input's.
 
-    For any two sequences of n tokens under one mask; None where no such bound
-    holds everywhere.
+    The bound holds for any two sequences of n tokens under one mask. The result
+    is None if there is no such bound for all sequences.
 
     Args:
-      weights, shared: as for `forward`; `shared` does not change.
-      exact: True for float64 and the norms of the weights at hand; False for
-        arrays of JAX and rotations taken for orthogonal, for gradients.
+      weights, shared: arguments of `forward`; `shared` is the same for both
+        sequences.
+      exact: True for float64 and the norms of the actual weights; False for a
+        differentiable bound in JAX, which assumes that rotations are exactly
+        orthogonal.
 
     Returns:
-      A function from a `Change` at the layer's input, arrays of one shape, and
-      n in that shape, to the `Change` at its output.
+      A function (change, n) -> change, from a `Change` of the layer's input to
+      a `Change` of its output. The entries of a change and n are arrays of one
+      shape.
     """
     del weights, shared, exact
     return None
 
   def scope(self) -> str:
-    """Returns the pairs that `sequences` speaks of, as a noun phrase."""
+    """Returns a noun phrase for the pairs for which `sequences` holds."""
     return "Two sequences under one mask"
 
   def remarks(self, *, bounded: bool) -> list[str]:
-    """Returns sentences that a reader of the certificate needs.
+    """Returns sentences that explain the certificate to its reader.
 
     Args:
       bounded: True if the lower bound for sequences is above 0.
@@ -210,13 +218,19 @@ class InvertibleLayers(abc.ABC):
     return []
 
   def parts(self, weights: Any, x: jax.Array, shared: Any) -> jax.Array | None:
-    """Returns what each expert makes of x, [b, e, n, d]; None without."""
+    """Returns the outputs of the experts, [b, e, n, d]; None if none exist."""
     del weights, x, shared
     return None
 
 
 def layers_of(block: Any) -> InvertibleLayers | None:
-  """Returns the layers of which an unbound block is one, or None."""
+  """Returns all layers of a block as pure functions.
+
+  Returns None if the block is not invertible.
+
+  Args:
+    block: unbound block.
+  """
   offer = getattr(block, "invertible", None)
   return offer() if offer else None
 
@@ -224,13 +238,13 @@ def layers_of(block: Any) -> InvertibleLayers | None:
 def shared_by_all(
   layers: InvertibleLayers, variables: Mapping[str, Any], d: int
 ) -> Any:
-  """Returns what layers share if it does not depend on tokens.
+  """Returns the values that layers share, computed from a blank token.
 
-  For layers that have a `bound`, such as those with a learned Sigma; of others
-  it is what a blank token gives.
+  These values are exact for layers with a `bound`, such as a learned Sigma. For
+  other layers the values depend on the tokens.
 
   Args:
-    layers: the layers.
+    layers: layers as pure functions.
     variables: collections of the encoder.
     d: number of channels.
   """
@@ -239,22 +253,22 @@ def shared_by_all(
 
 
 def require_layers(block: Any) -> InvertibleLayers:
-  """Returns `layers_of(block)`.
+  """Returns `layers_of(block)`, or raises an error if it is None.
 
   Raises:
-    UserError: if the block has none.
+    UserError: if the block is not invertible.
   """
   layers = layers_of(block)
   if layers is None:
     raise UserError(
-      f"{type(block).__name__} layers cannot be run backwards: that needs "
-      f"injective layers, such as those of the models {model_names()}."
+      f"{type(block).__name__} layers cannot be inverted. Choose a model with "
+      f"injective layers: {model_names()}."
     )
   return layers
 
 
 def model_names() -> str:
-  """Returns the names of the models whose layers can be undone."""
+  """Returns the names of the models whose layers can be inverted."""
   return ", ".join(
     name
     for name, variant in sorted(MODELS.items())
@@ -262,9 +276,9 @@ def model_names() -> str:
   )
 
 
-# At the full precision of float32, on accelerators too, where less is the
-# default: a branch that rounds is a step function, and steps are not undone.
-# Half precision rounds alike forwards and backwards.
+# Use the full precision of float32 also on accelerators, where the default is
+# lower. A branch that rounds is a step function, which cannot be inverted. In
+# half precision, forward and inverse round in the same way.
 _precise = functools.partial(jax.default_matmul_precision, "highest")
 
 
@@ -288,10 +302,10 @@ class Outputs(NamedTuple):
   """Result of a loop over layers.
 
   Attributes:
-    y: [b, n, d], the output of the last layer.
-    hidden: the outputs of all layers, [l, b, n, d]; None if not asked for.
-    sides: sides of all layers, with an axis of layers in front; None
-      likewise.
+    y: output of the last layer, [b, n, d].
+    hidden: outputs of all layers, [l, b, n, d]; None if not requested.
+    sides: side outputs of all layers, with a leading axis of layers; None if
+      not requested.
   """
 
   y: jax.Array
@@ -311,15 +325,15 @@ def run_layers(
   """Runs all layers as one loop, whose backward pass stores no activations.
 
   Args:
-    layers: the layers.
+    layers: layers as pure functions.
     variables: collections of the encoder.
-    x: [b, n, d], embedded tokens.
+    x: embedded tokens, [b, n, d].
     mask: [b, n], True at tokens.
     memory: "recomputed" or "reversible".
-    keep_hidden: True to return what is between the layers; its gradient then
-      stores everything.
+    keep_hidden: True to return the outputs of all layers. The backward pass
+      then stores all activations.
   """
-  # Make once what all layers share, and stack weights to loop over layers.
+  # Compute the shared values once, and stack the weights to loop over layers.
   shared = layers.shared(variables, x, mask)
   stacked = jax.tree.map(
     lambda *leaves: jnp.stack(leaves), *layers.weights(variables)
@@ -327,6 +341,7 @@ def run_layers(
   args = (layers, stacked, x, shared.value, mask)
   if keep_hidden:
     return stored(*args), shared
+  # Otherwise recompute or invert the layers in the backward pass.
   run = reversible if memory == "reversible" else recomputed
   return Outputs(run(*args)), shared
 
@@ -338,12 +353,12 @@ def stored(
   shared: Any,
   mask: jax.Array,
 ) -> Outputs:
-  """Runs all layers in order, and keeps what is between them.
+  """Runs all layers in order, and returns the outputs of all of them.
 
   Args:
-    layers: the layers.
-    stacked: weights of all layers, with an axis of layers in front.
-    x, shared, mask: as for `InvertibleLayers.forward`.
+    layers: layers as pure functions.
+    stacked: weights of all layers, with a leading axis of layers.
+    x, shared, mask: arguments of `InvertibleLayers.forward`.
   """
 
   def step(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
@@ -361,12 +376,13 @@ def recomputed(
   shared: Any,
   mask: jax.Array,
 ) -> jax.Array:
-  """Returns the output of the last layer; arguments are those of `stored`.
+  """Returns the output of the last layer; arguments as for `stored`.
 
-  Its gradient keeps the input of every layer, and runs the layer again.
+  The forward pass stores the input of every layer, and the backward pass runs
+  each layer again.
   """
 
-  # In a loop nothing merges the second run with the first.
+  # In a scan, XLA cannot merge the second run with the first.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def step(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
     return forward(layers, weights, x, shared, mask)[0], None
@@ -382,12 +398,12 @@ def reversible(
   shared: Any,
   mask: jax.Array,
 ) -> jax.Array:
-  """Returns the output of the last layer; arguments are those of `stored`.
+  """Returns the output of the last layer; arguments as for `stored`.
 
-  Its gradient keeps that output and what the inverse needs besides it, and
-  undoes one layer after the other. The gradient of the undone input is rounding
-  away from that of the true one: in half precision, the rounding of the
-  branches.
+  The forward pass stores only this output and the side outputs. The backward
+  pass inverts one layer after the other, and computes gradients at the inverted
+  inputs. They differ from the exact gradients by rounding; in half precision,
+  by the rounding of the branches.
   """
   return _reversible_forward(layers, stacked, x, shared, mask)[0]
 
@@ -402,7 +418,7 @@ def _reversible_forward(
   def step(x: jax.Array, weights: Any) -> tuple[jax.Array, Any]:
     return forward(layers, weights, x, shared, mask)
 
-  # Keep the output and the sides alone; inputs are found by the inverse.
+  # Store only the output and the sides. The inverse computes the inputs.
   y, sides = jax.lax.scan(step, x, stacked)
   return y, (stacked, shared, mask, y, sides)
 
@@ -415,15 +431,16 @@ def _reversible_backward(
   def step(carry: Any, layer: tuple[Any, Any]) -> tuple[Any, Any]:
     y, g, g_shared = carry
     weights, side = layer
-    # Undo the layer, then run it forwards from its input for the gradient.
+    # Invert the layer, then apply it to its input to compute the gradient.
+    # The next step of the loop inverts the layer before, from its output x.
     x = inverse(layers, weights, y, shared, mask, side)
 
     def run(x: jax.Array, numbers: Any, common: Any) -> jax.Array:
-      given = _put_back(numbers, weights), x, _put_back(common, shared)
-      return forward(layers, *given, mask)[0]
+      arguments = _put_back(numbers, weights), x, _put_back(common, shared)
+      return forward(layers, *arguments, mask)[0]
 
     _, pull = jax.vjp(run, x, _floats(weights), _floats(shared))
-    # All layers add to the gradient of what they share.
+    # Sum the gradients of the shared values over the layers.
     g, g_weights, more = pull(g)
     return (x, g, jax.tree.map(jnp.add, g_shared, more)), g_weights
 
@@ -436,8 +453,9 @@ def _reversible_backward(
 
 
 def _floats(tree: Any) -> Any:
-  """Returns a tree with None in place of arrays of integers."""
+  """Returns a tree in which arrays of integers are replaced by None."""
 
+  # Only floats have gradients.
   def keep(leaf: jax.Array) -> jax.Array | None:
     return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
 
@@ -445,7 +463,7 @@ def _floats(tree: Any) -> Any:
 
 
 def _put_back(floats: Any, tree: Any) -> Any:
-  """Returns a tree with its floats replaced; undoes `_floats`."""
+  """Returns `tree` with its floats replaced by `floats`, from `_floats`."""
   return jax.tree.map(
     lambda new, old: old if new is None else new,
     floats,

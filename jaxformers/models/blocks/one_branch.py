@@ -1,4 +1,4 @@
-"""The block of state-space models: a mixer with a gate of its own."""
+"""Block of state-space models, whose mixers contain a gate."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from jaxformers.models.norm import NORMS, normalize
 
 @BLOCKS.register("one_branch")
 class OneBranch(nn.Module):
-  """x + dropout(mixer(norm x)), or norm(x + dropout(mixer(x))).
+  """Block x + dropout(mixer(norm x)), or norm(x + dropout(mixer(x))).
 
-  There is no feed-forward: S4's, S5's and the LRU's mixers end in a gate.
-  Their published configurations have BatchNorm, norm_type="batch", which lets
-  samples see each other in training; the default is a norm of one token.
+  The block has no feed-forward, because the mixers of S4, S5 and the LRU end in
+  a gate. Their published configurations use BatchNorm (norm_type="batch"), with
+  which samples depend on each other in training. The default norm acts on
+  single tokens.
 
   Source: Gu et al. 2022, https://arxiv.org/abs/2111.00396, appendix D.2, as in
   Smith et al. 2023 and Orvieto et al. 2023.
 
   Attributes:
-    mixer: makes the mixer; called with a name.
+    mixer: factory of the mixer; called with a name.
     num_layers: number of layers of the encoder; not used here.
     layer: index of this layer, from 0; not used here.
-    norm_first: False for the norm after the sum.
-    norm_type: in `NORMS`, of every norm of the encoder.
+    norm_first: True for the norm before the mixer; False for the norm after the
+      sum.
+    norm_type: name of all norms of the encoder, in `NORMS`.
     norm_epsilon: epsilon of every norm.
     final_norm: True for a norm at the end of the encoder, as in S4's code with
-      the norm first; S5's and the LRU's have none.
+      norm_first. The code of S5 and of the LRU has no such norm.
     dropout_rate: share of the channels that are dropped after the mixer in
       training, at all tokens of a sample.
   """
@@ -56,6 +58,7 @@ class OneBranch(nn.Module):
   ) -> tuple[jax.Array, Any]:
     norm = NORMS[self.norm_type](self.norm_epsilon, name="norm")
     normalized = functools.partial(normalize, norm, mask=mask, train=train)
+    # Apply norm, mixer and dropout, and add the result to x.
     y = normalized(x) if self.norm_first else x
     y, carry = self.mixer(name="mixer")(y, mask=mask, carry=carry, train=train)
     y = drop_channels(self, y, self.dropout_rate, train=train)

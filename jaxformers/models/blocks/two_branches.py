@@ -1,4 +1,4 @@
-"""Blocks with a mixer and a free feed-forward: Pre-LN, Post-LN and ReZero."""
+"""Blocks with a mixer and a feed-forward: Pre-LN, Post-LN, ReZero and Mega."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from jaxformers.models.variables import semi_orthogonal
 def dense(
   x: jax.Array, width: int, name: str, init_std: float, dtype: Any
 ) -> jax.Array:
-  """Returns a linear map of x [b, n, d] with a bias, inside a module.
+  """Returns a linear map with a bias of x; call this inside a module's call.
 
   Args:
-    x: tokens.
+    x: tokens, [b, n, d].
     width: number of channels of the result.
     name: name of the parameters.
-    init_std: standard deviation of the kernel at the start; 0 for Xavier's.
+    init_std: standard deviation of the kernel at initialization; 0 for Xavier's
+      initializer.
     dtype: compute type.
   """
   return nn.Dense(
@@ -49,27 +50,29 @@ def dense(
 
 
 class TwoBranches(nn.Module):
-  """x + r mixer(norm x), then x + r W2 GELU(W1 norm x), r = 1 and a LayerNorm.
+  """Base class of blocks with a mixer and a feed-forward.
 
-  The form that blocks with a free feed-forward share; dropout on each branch.
+  x + r mixer(norm x), then x + r W2 GELU(W1 norm x), with dropout on each
+  branch. In this class r = 1, and the norm is a LayerNorm by default.
 
   Attributes:
-    mixer: makes the mixer; called with a name.
-    num_layers: number L of layers of the encoder.
+    mixer: factory of the mixer; called with a name.
+    num_layers: number of layers L of the encoder.
     layer: index of this layer, from 0.
     mlp_dim: width of the feed-forward.
-    activation: activation of the feed-forward, "gelu" or "relu".
-    dropout_rate: dropout after the mixer, inside and after the feed-forward.
-    drop_path_rate: share of samples of which the last layer drops a branch in
-      training; the first drops none, and those between rise linearly
+    activation: activation of the feed-forward, in `ACTIVATIONS`.
+    dropout_rate: dropout rate after the mixer, inside and after the
+      feed-forward.
+    drop_path_rate: share of samples for which the last layer drops a branch in
+      training. The rate increases linearly over the layers, from 0 in the first
       (stochastic depth, Huang et al. 2016, as in DeiT).
-    norm_type: in `NORMS`, of every norm of the encoder.
+    norm_type: name of all norms of the encoder, in `NORMS`.
     norm_epsilon: epsilon of every norm.
-    init_std: standard deviation of the feed-forward's kernels at the start; 0
-      for Xavier's.
+    init_std: standard deviation of the feed-forward's kernels at
+      initialization; 0 for Xavier's initializer.
     orthogonal: True for kernels of the feed-forward with orthonormal rows (W1)
-      and columns (W2), made of rotations (`semi_orthogonal`); `mlp_dim` must
-      then be a multiple of d, or d one of it.
+      and columns (W2), made of rotations (`semi_orthogonal`). Then `mlp_dim`
+      must be a multiple of d, or d a multiple of `mlp_dim`.
     orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters and LayerNorm are float32.
   """
@@ -99,24 +102,24 @@ class TwoBranches(nn.Module):
     """Returns the input of a branch: the norm of x.
 
     Args:
-      x: [b, n, d].
+      x: input of the block, [b, n, d].
       name: name of the norm.
-      **tokens: `mask` and `train`, for norms that see other samples.
+      **tokens: `mask` and `train`, for norms that depend on other samples.
     """
     norm = NORMS[self.norm_type](self.norm_epsilon, name=name)
     return normalize(norm, x, **tokens)
 
   def end(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
-    """Returns x after a branch was added to it; arguments as for `norm`."""
+    """Returns x after a branch has been added; arguments as for `norm`."""
     del name, tokens
     return x
 
   def dropout_rates(self) -> tuple[float, float]:
-    """Returns the rates after the mixer and inside the feed-forward."""
+    """Returns the dropout rates after the mixer and inside the feed-forward."""
     return self.dropout_rate, self.dropout_rate
 
   def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
-    """Returns what the mixer takes besides its branch's input x."""
+    """Returns extra arguments of the mixer, besides the input of its branch."""
     del x
     return {}
 
@@ -127,11 +130,12 @@ class TwoBranches(nn.Module):
     def dropout(x: jax.Array, rate: float = self.dropout_rate) -> jax.Array:
       return make_dropout(self, rate, train=train)(x)
 
+    # Read the options of both branches.
     after_mixer, inside = self.dropout_rates()
     path = self._drop_path(train)
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
     r = self.scale()
-    # Add the mixer's branch.
+    # Add the branch of the mixer: x + r mixer(norm x).
     tokens = {"mask": mask, "train": train}
     y = self.norm(x, "norm_mixer", **tokens)
     y, carry = self.mixer(name="mixer")(
@@ -139,7 +143,7 @@ class TwoBranches(nn.Module):
     )
     x = x + r * path(dropout(y, after_mixer)).astype(x.dtype)
     x = self.end(x, "norm_mixer", **tokens)
-    # Add the feed-forward's branch.
+    # Add the branch of the feed-forward: x + r W2 f(W1 norm x).
     y = self._dense(self.norm(x, "norm_mlp", **tokens), self.mlp_dim, "up")
     y = self._dense(dropout(activation(y), inside), x.shape[-1], "down")
     y = path(dropout(y)).astype(x.dtype)
@@ -149,11 +153,12 @@ class TwoBranches(nn.Module):
     """Returns a linear map of x [b, n, d] to [b, n, width], with a bias."""
     if self.orthogonal and self.init_std:
       raise UserError(
-        f"init_std={self.init_std} is for normal kernels, and "
-        "orthogonal=True draws rotations: leave one of the two out."
+        f"init_std={self.init_std} applies to normal kernels, but "
+        "orthogonal=True draws rotations: remove one of the two."
       )
     if not self.orthogonal:
       return dense(x, width, name, self.init_std, self.dtype)
+    # Use a kernel with orthonormal rows or columns.
     shape = (x.shape[-1], width)
     kernel = semi_orthogonal(self, name, shape, self.orthogonal_map)
     bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,))
@@ -161,70 +166,80 @@ class TwoBranches(nn.Module):
     return y + bias.astype(self.dtype)
 
   def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
-    """Drops a branch of some samples as a whole, and scales the others."""
+    """Returns a function that drops a branch for some samples.
+
+    The branches of the other samples are scaled by 1 / (1 - rate).
+    """
     if not 0 <= self.drop_path_rate < 1:
       raise UserError(
-        f"drop_path_rate={self.drop_path_rate} is not in [0, 1): it is the "
-        "share of samples of which the last layer drops a branch."
+        f"drop_path_rate={self.drop_path_rate} is not in [0, 1): give the "
+        "share of samples for which the last layer drops a branch."
       )
+    # Increase the rate linearly over the layers.
     rate = self.drop_path_rate * self.layer / max(self.num_layers - 1, 1)
     return nn.Dropout(rate, broadcast_dims=(1, 2), deterministic=not train)
 
 
 class NormPlaced(TwoBranches):
-  """`TwoBranches` with the norm before a branch, or after it was added.
+  """Variant of `TwoBranches` with the norm before or after each branch.
 
   Attributes:
-    norm_first: False for the norm after it.
+    norm_first: True for the norm before a branch; False for the norm after the
+      branch has been added.
 
-  The others are those of `TwoBranches`.
+  The other attributes are documented in `TwoBranches`.
   """
 
   norm_first: bool = True
 
   @property
   def final_norm(self) -> bool:
-    """True if a norm ends the encoder: if none has yet."""
+    """True for a norm at the end of the encoder, which norm_first needs."""
     return self.norm_first
 
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
-    """Returns the norm of x, or x itself."""
+    """Returns the norm of x if norm_first, else x."""
     return super().norm(x, name, **tokens) if self.norm_first else x
 
   def end(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
-    """Returns x, or its norm."""
+    """Returns x if norm_first, else the norm of x."""
     return x if self.norm_first else super().norm(x, name, **tokens)
 
 
 @BLOCKS.register("pre_norm")
 class PreNorm(NormPlaced):
-  """x + mixer(LN x), then x + W2 GELU(W1 LN x), with dropout on each branch.
+  """Pre-LN block: x + mixer(LN x), then x + W2 GELU(W1 LN x).
 
-  Source: the trunk that LRA and Skyformer share. LayerNorm with epsilon 1e-5
-  and exact GELU as in Skyformer (LRA: 1e-6 and Flax's tanh form).
+  Each branch has dropout.
+
+  Source: the Transformer block of LRA and of Skyformer. LayerNorm has epsilon
+  1e-5 and GELU is exact, as in Skyformer. Differs from LRA, which has epsilon
+  1e-6 and Flax's tanh approximation of GELU.
 
   Attributes:
-    norm_first: False for LN(x + mixer(x)) and LN(x + W2 GELU(W1 x)), the
-      Transformer as it was first published (Vaswani et al. 2017) and BERT's.
+    norm_first: False for the Post-LN block, LN(x + mixer(x)), then
+      LN(x + W2 GELU(W1 x)), as in the first Transformer (Vaswani et al. 2017)
+      and in BERT.
 
-  The others are those of `TwoBranches`.
+  The other attributes are documented in `TwoBranches`.
   """
 
 
 @BLOCKS.register("gated")
 class Gated(NormPlaced):
-  """Mega's layer: its update gate mixes x and the heads; then W2 SiLU(W1 x).
+  """Mega's layer: (1 - u) x + u h, then x + W2 SiLU(W1 x).
 
-  The mixer returns u (h - x) for the x before the norm, which is added to x. It
-  drops out h itself.
+  The mixer returns u (h - x), with an update gate u, the output h of the heads
+  and the input x before the norm. The block adds this to x. The mixer, not the
+  block, applies dropout to h.
 
   Source: Ma et al. 2023, https://arxiv.org/abs/2209.10655, equation 14.
 
   Attributes:
-    hidden_dropout_rate: dropout inside the feed-forward; `dropout_rate` is that
-      after it.
+    hidden_dropout_rate: dropout rate inside the feed-forward. `dropout_rate` is
+      the dropout rate after the feed-forward.
 
-  The others are those of `NormPlaced` and `TwoBranches`.
+  The other attributes are documented in `NormPlaced` and `TwoBranches`.
   """
 
   hidden_dropout_rate: Fraction = 0.0
@@ -233,42 +248,44 @@ class Gated(NormPlaced):
   norm_first: bool = False
 
   def dropout_rates(self) -> tuple[float, float]:
-    """Returns no dropout after the mixer, and that of the feed-forward."""
+    """Returns rate 0 after the mixer, and `hidden_dropout_rate`."""
     return 0.0, self.hidden_dropout_rate
 
   def inputs(self, x: jax.Array) -> dict[str, jax.Array]:
-    """Returns x before the norm."""
+    """Returns x before the norm, as the argument `residual` of the mixer."""
     return {"residual": x}
 
 
 @BLOCKS.register("rezero")
 class ReZero(TwoBranches):
-  """x + r mixer(x), then x + r W2 GELU(W1 x); r is a scalar that starts at 0.
+  """ReZero block: x + r mixer(x), then x + r W2 GELU(W1 x).
+
+  r is a scalar parameter that starts at 0.
 
   Source: Bachlechner et al. 2021, https://arxiv.org/abs/2003.04887, equation 9:
-  no LayerNorm, one r for both branches of a layer. The baseline in TransJect's
-  code keeps all of Pre-LN's (`use_norm`). Differs from it: a LayerNorm there
-  divides by the unbiased deviation plus 1e-6, here by the root of the variance
-  plus 1e-5.
+  no LayerNorm, and one r for both branches of a layer. The baseline in
+  TransJect's code keeps the LayerNorms of Pre-LN (`use_norm`). Differs from
+  that code: its LayerNorm divides by the unbiased deviation plus 1e-6; here
+  LayerNorm divides by the square root of (variance + 1e-5).
 
   Attributes:
-    use_norm: True for a LayerNorm before each branch and one at the end of
-      the encoder.
+    use_norm: True for a LayerNorm before each branch, and a LayerNorm at the
+      end of the encoder.
 
-  The others are those of `TwoBranches`.
+  The other attributes are documented in `TwoBranches`.
   """
 
   use_norm: bool = False
 
   @property
   def final_norm(self) -> bool:
-    """True if a LayerNorm ends the encoder."""
+    """True for a LayerNorm at the end of the encoder."""
     return self.use_norm
 
   def scale(self) -> jax.Array:
-    """Returns r, a parameter of the layer."""
+    """Returns r, a scalar parameter of the layer."""
     return self.param("residual", nn.initializers.zeros, ())
 
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
-    """Returns x itself, unless `use_norm`."""
+    """Returns the LayerNorm of x if `use_norm`, else x."""
     return super().norm(x, name, **tokens) if self.use_norm else x
