@@ -30,14 +30,22 @@ DOTTED = re.compile(r"`((?:[a-z_]\w*\.)+[A-Za-z_]\w*)(?:\(|`)")
 # Pages on how to add a part name files, tests and objects that a reader writes.
 ADDED = re.compile(r"add_a_|python\.md$")
 # Files that a user has, and files of the reference implementations.
-OTHERS = {"path.py", "mine.py", "configs/mine.py", "file.py", "path/to/file.py"}
+OTHERS = {
+  "path.py",
+  "average.py",
+  "mine.py",
+  "configs/mine.py",
+  "file.py",
+  "path/to/file.py",
+}
 OTHERS |= {"run_squad.py", "run_classifier.py", "run_lra_listops.sh"}
 OTHERS |= {"segm/model/utils.py", "segm/config.yml", "snakes2.py"}
 OTHERS |= {"s4-cifar.yaml", "s4-listops.yaml"}
 # Sections of a config, whose fields other tests check, and endings of files.
 SECTIONS = {"config", "task", "model", "mixer", "block", "schedule"}
-SUFFIXES = {"json", "npy", "raw", "safetensors"}
+SUFFIXES = {"json", "npy", "py", "raw", "safetensors", "sbatch", "sh"}
 PARTS_OF_ARCHIVES = {"test_data"}
+ARGUMENTS = {"dropout.fold"}  # A method of the tool `dropout` of a mixer.
 
 
 def name_of(path):
@@ -206,7 +214,7 @@ def stale_objects(path, text):
   for name in DOTTED.findall(text):
     first, *_, last = name.split(".")
     is_value = {first, last} & (SECTIONS | SUFFIXES | variables(path))
-    if not is_value and exists(name) is False:
+    if not is_value and name not in ARGUMENTS and exists(name) is False:
       yield name
 
 

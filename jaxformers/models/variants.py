@@ -24,7 +24,7 @@ class Variant:
 
   Attributes:
     mixer: name of the mixer, in `mixer.MIXERS`; "" for blocks without a mixer.
-    block: name of the block, in `blocks.BLOCKS`.
+    block: name of the block, in `models.BLOCKS`.
     fixed: options of the mixer that define the variant. A config cannot change
       them.
     defaults: defaults of options of the mixer. A config can change them.

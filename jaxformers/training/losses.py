@@ -40,7 +40,7 @@ class Objective:
       metric. The one division.
     collect: maps (output of the model, batch) to arrays [b] for a metric that
       is not a mean over examples; `weights` of the batch is joined to them.
-      `split.score` maps the arrays of a whole split, without padding, to the
+      `Split.score` maps the arrays of a whole split, without padding, to the
       metric. None for a metric that `means` has.
     sees_batch: True if the loss of an example depends on the other examples of
       its batch, so that a batch is not divided unless the config says so.
