@@ -209,28 +209,40 @@ class Embedding(nn.Module):
         token.reshape(1, self.cls, d), (x.shape[0], self.cls, d)
       )
       x = jnp.concatenate([token, x], 1)
-    # Add or concatenate the positions.
-    if self.positions != "none":
-      if mask is not None and is_decoding(self):
-        # Continue after the tokens in the cache.
-        positions = self._embed_positions(self.max_len, d, init)
-        positions = positions[count_tokens(self, mask)]
-      else:
-        positions = self._embed_positions(x.shape[1], d, init)
-        positions = repeat(positions, x.shape[0])
-      if self.concatenate:
-        x = jnp.concatenate([x, positions], -1)
-      else:
-        x = x + positions
-    elif self.concatenate:
-      raise UserError(
-        'positions="none" does not fill the channels that this block reserves '
-        "for positions: choose other positions."
-      )
+    x = self._add_positions(x, mask, init)
     # Normalise the sum, as in BERT.
     if self.norm_epsilon:
       x = LayerNorm(self.norm_epsilon, name="norm")(x)
     return x
+
+  def _add_positions(
+    self,
+    x: jax.Array,
+    mask: jax.Array | None,
+    init: nn.initializers.Initializer,
+  ) -> jax.Array:
+    """Adds or concatenates the vectors of positions to tokens x [b, n, d].
+
+    Raises:
+      UserError: the block reserves channels for positions, and there are none.
+    """
+    if self.positions == "none":
+      if self.concatenate:
+        raise UserError(
+          'positions="none" does not fill the channels that this block '
+          "reserves for positions: choose other positions."
+        )
+      return x
+    if mask is not None and is_decoding(self):
+      # Continue after the tokens in the cache.
+      positions = self._embed_positions(self.max_len, x.shape[2], init)
+      positions = positions[count_tokens(self, mask)]
+    else:
+      positions = self._embed_positions(x.shape[1], x.shape[2], init)
+      positions = repeat(positions, x.shape[0])
+    if self.concatenate:
+      return jnp.concatenate([x, positions], -1)
+    return x + positions
 
   def _embed_positions(
     self, n: int, d: int, init: nn.initializers.Initializer

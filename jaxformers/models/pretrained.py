@@ -587,11 +587,7 @@ def _fill(
   """
   tensors, values = checkpoint.tensors, checkpoint.values
   ours = flax.traverse_util.flatten_dict(start, sep="/")
-  shapes = {
-    path: [values[name].shape for name in tensor.names]
-    for path, tensor in tensors.items()
-    if all(name in values for name in tensor.names)
-  }
+  shapes = _shapes_in_file(checkpoint)
   # Find the parameters whose tensors exist and have the right shapes.
   fitting = _find_fitting(tensors, shapes, ours)
   params, resized, new, differences = {}, [], [], []
@@ -609,18 +605,13 @@ def _fill(
       params[path] = leaf
       new.append(path)
     elif path in shapes:
-      listed = ", ".join(str(shape) for shape in shapes[path])
-      name = tensors[path].names[0]
       differences.append(
-        f"{path} is {leaf.shape}, but {name} in the file is {listed}"
+        _describe_mismatch(path, leaf.shape, tensors[path], shapes[path])
       )
     else:
       differences.append(f"{path} {leaf.shape} is not in the file")
   # Unused tensors, except known ones, are differences too.
-  used = {
-    name for path in ours.keys() & tensors for name in tensors[path].names
-  }
-  unused = sorted(values.keys() - used)
+  unused = _find_unused(checkpoint, ours)
   differences += [
     f"{name} {values[name].shape} is only in the file"
     for name in unused
@@ -632,6 +623,32 @@ def _fill(
   groups = (params.keys() - {*resized, *new}, resized, new, unused)
   tree = flax.traverse_util.unflatten_dict(params, sep="/")
   return transplant.Transplant(tree, *(tuple(sorted(g)) for g in groups))
+
+
+def _shapes_in_file(checkpoint: Checkpoint) -> dict[str, list[Shape]]:
+  """Returns the shapes of the tensors of each parameter that the file has."""
+  values = checkpoint.values
+  return {
+    path: [values[name].shape for name in tensor.names]
+    for path, tensor in checkpoint.tensors.items()
+    if all(name in values for name in tensor.names)
+  }
+
+
+def _describe_mismatch(
+  path: str, shape: Shape, tensor: Tensor, shapes: list[Shape]
+) -> str:
+  listed = ", ".join(map(str, shapes))
+  return f"{path} is {shape}, but {tensor.names[0]} in the file is {listed}"
+
+
+def _find_unused(checkpoint: Checkpoint, ours: Mapping[str, Any]) -> list[str]:
+  """Returns the names of the tensors that no parameter of ours reads."""
+  tensors = checkpoint.tensors
+  used = {
+    name for path in ours.keys() & tensors for name in tensors[path].names
+  }
+  return sorted(checkpoint.values.keys() - used)
 
 
 def _find_fitting(
