@@ -154,6 +154,14 @@ def linear_scan(
   Raises:
     ValueError: if the form is unknown, if the shapes do not fit, or if the form
       "fft" does not apply.
+
+  Example:
+    A running sum with the factor 1 / 2, for one sequence of three steps:
+
+    >>> import jax.numpy as jnp
+    >>> states, last = linear_scan(jnp.float32(0.5), jnp.ones((1, 3)))
+    >>> states.tolist(), last.tolist()
+    ([[1.0, 1.5, 1.75]], [1.75])
   """
   factor, added = _pair(a), _pair(b)
   start = _pair(0.0 if initial is None else initial)

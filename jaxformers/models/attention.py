@@ -586,6 +586,16 @@ def attention(
     **defaults: attributes of `Attention` for which this mixer has another
       default, such as num_heads=1. `mixer_defaults` of a config do not change
       these defaults.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxformers.models.mixer import MIXERS
+    >>> @attention("first")
+    ... def attend(v, *, mask):
+    ...   return jnp.broadcast_to(v[:, :, :1], v.shape)
+    >>> "first" in MIXERS
+    True
+    >>> del MIXERS.data["first"]
   """
 
   def register(attend: Callable[..., Any]) -> Callable[..., Any]:

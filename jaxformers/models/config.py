@@ -85,6 +85,12 @@ class ModelConfig(ModelFields):
   Raises:
     UserError: for an unknown name or option, listing the choices; for an option
       out of its range; for options that cannot be combined.
+
+  Example:
+    >>> sizes = {"vocab_size": 17, "max_len": 8, "num_classes": 10}
+    >>> config = ModelConfig(name="s5", d_model=16, num_layers=1, **sizes)
+    >>> dataclasses.replace(config, dtype="bfloat16").dtype
+    'bfloat16'
   """
 
   vocab_size: Count

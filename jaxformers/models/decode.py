@@ -90,6 +90,16 @@ def generate(
     UserError: for a model of another objective, a mixer without a cache, more
       tokens than the model can read, an empty prompt, or arguments out of
       range.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxformers.models import build
+    >>> sizes = {"vocab_size": 17, "max_len": 8, "objective": "language_model"}
+    >>> model = build("s5", d_model=16, num_layers=1, **sizes)
+    >>> prompt = jnp.ones((2, 3), jnp.int32)
+    >>> params = model.init(jax.random.key(0), prompt, train=False)["params"]
+    >>> generate(model, params, prompt, 4, temperature=0.0).shape
+    (2, 4)
   """
   prompt = np.asarray(prompt, np.int32)
   _check(model, prompt, steps, key, temperature, top_k)

@@ -321,6 +321,15 @@ def build(name: str | ModelConfig, **options: Any) -> Model:
   Raises:
     UserError: for a wrong config, see `ModelConfig`; and for options of a mixer
       that do not allow its longest input.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> sizes = {"vocab_size": 17, "max_len": 8, "num_classes": 10}
+    >>> model = build("transject", d_model=16, num_layers=1, **sizes)
+    >>> ids = jnp.ones((2, 8), jnp.int32)
+    >>> variables = model.init(jax.random.key(0), ids, train=False)
+    >>> model.apply(variables, ids, train=False).shape
+    (2, 10)
   """
   if isinstance(name, ModelConfig):
     fields = {field: getattr(name, field) for field in FIELDS}
@@ -344,6 +353,14 @@ def encoder(name: str, **options: Any) -> EncoderModel:
 
   Raises:
     UserError: as for `build`; and for a field of a head.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> layers = encoder("s5", d_model=16, num_layers=1, vocab_size=17, max_len=8)
+    >>> ids = jnp.ones((2, 8), jnp.int32)
+    >>> variables = layers.init(jax.random.key(0), ids, train=False)
+    >>> layers.apply(variables, ids, train=False).shape
+    (2, 8, 16)
   """
   for option in options:
     # Refuse fields of the head.

@@ -34,6 +34,13 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
       base. No map but "matrix" reaches a determinant of -1 relative to the
       base; "cayley" does not reach an eigenvalue of -1; "householder" does not
       reach matrices that need an infinite vector.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from jaxformers.orthogonal.maps import cayley
+    >>> quarter = np.array([[0.0, -1.0], [1.0, 0.0]])
+    >>> parameters(quarter, "cayley").tolist()
+    [[0.0, 0.0], [2.0, 0.0]]
   """
   choose("orthogonal map", name, _INVERSES)
   # Divide by the base from the left: base.T q.
