@@ -1,4 +1,4 @@
-"""AG's News (Zhang et al. 2015): 127,600 articles with title and description."""
+"""AG's News (Zhang et al. 2015): 127,600 articles, title and description."""
 
 from __future__ import annotations
 
