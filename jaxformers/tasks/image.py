@@ -27,7 +27,7 @@ PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 def load_image(
   *, data_dir: str = "", protocol: str = "jaxformers", archive: str = ""
 ) -> Task:
-  """Opens CIFAR-10 as grey pixels, at first from an archive or the network.
+  """Opens CIFAR-10 as grey pixels; downloads it on first use if necessary.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.

@@ -59,7 +59,7 @@ def generated(
   num_pairs: int,
   distance: int,
 ) -> Source:
-  """Returns the source of the examples, half of them of each class.
+  """Returns the source of the examples; each class has probability 1/2.
 
   Args:
     seed: seed of the data, not of the run.

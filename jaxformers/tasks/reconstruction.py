@@ -152,7 +152,8 @@ def reconstruct(
       pixel.
 
   Raises:
-    UserError: for an unknown name, or a task without sequences.
+    UserError: for an unknown name, for options that do not apply, or for a task
+      that does not classify sequences.
   """
   # Find the id of the mask token, or add one to the vocabulary.
   _check_options(task, objective, mask_rate, targets)

@@ -34,7 +34,7 @@ def load_retrieval(
   num_validation: PositiveCount = aan.COUNTS["validation"],
   num_test: PositiveCount = aan.COUNTS["test"],
 ) -> Task:
-  """Opens pairs of papers, at first from LRA's release.
+  """Opens pairs of papers; reads them from LRA's release on first use.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.

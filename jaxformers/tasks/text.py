@@ -66,7 +66,7 @@ def load_text(
   archive: str = "",
   max_len: Length = 0,
 ) -> Task:
-  """Opens IMDb reviews, at first from an archive or the network.
+  """Opens IMDb reviews as bytes or characters, downloaded on first use.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.

@@ -96,7 +96,7 @@ def load_cifar10(
   archive: str = "",
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
-  """Opens CIFAR-10 in colour, at first from an archive or the network.
+  """Opens CIFAR-10 in colour; downloads it on first use if necessary.
 
   The last tenth of the training images is validation, as in the task `image`.
 

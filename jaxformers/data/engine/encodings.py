@@ -226,7 +226,7 @@ def words(*fields: str, size: int = 0) -> Encoding:
     size: largest size of the vocabulary, <pad> included; 0 for all words.
 
   Raises:
-    UserError: for a size from 1 to 3.
+    UserError: for a size below 4 other than 0.
   """
   if size and size < 4:
     raise UserError(f"vocab_size={size}: choose at least 4, or 0 for all.")

@@ -70,7 +70,7 @@ class Settings:
   operators: str = "MIN MAX MED SM"
 
   def __post_init__(self) -> None:
-    """Raises UserError for settings under which no tree exists."""
+    """Raises UserError for values out of range, or if no tree can exist."""
     if self.max_args < 2 or self.max_depth < 2:
       raise UserError(
         f"max_args={self.max_args}, max_depth={self.max_depth}: choose at "

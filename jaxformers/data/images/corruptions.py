@@ -115,7 +115,7 @@ def defocus_blur(
 def glass_blur(
   x: np.ndarray, rng: Rng, sigma: float, most: int, times: int
 ) -> np.ndarray:
-  """Copies random pixels one down and right, between two Gaussian blurs.
+  """Replaces pixels by neighbours above and to the left, between two blurs.
 
   The paper swaps neighbours. The authors' code, and therefore CIFAR-10-C,
   copies one pixel over the other; this function does too.
