@@ -1,1 +1,1 @@
-"""Sources of examples: generators, archives, packed arrays. No JAX."""
+"""Sources of examples: generators, archives, packed arrays, without JAX."""

@@ -1,7 +1,7 @@
-"""Tasks by name: splits, sizes and protocols, in NumPy alone.
+"""Tasks by name: splits, sizes and protocols, in NumPy, without JAX.
 
-Importing this package imports every module in its folder, so a new file that
-registers a task needs no entry anywhere else.
+Importing this package imports every module in its folder. A new file that
+registers a task therefore needs no entry anywhere else.
 """
 
 import dataclasses
@@ -26,33 +26,37 @@ for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f"{__name__}.{_module.name}")
 
 
-# Options of every task of sequences, for pre-training on its inputs.
+# Options of every task of sequences for pre-training on its inputs.
 PRETRAINING = ("objective", "mask_rate", "targets")
-# Options of every task of images: statistics that normalise its pixels.
+# Options of every task of images: statistics that normalise pixels.
 STATISTICS = ("mean", "deviation")
 
 
 def get(name: str = "", **options: object) -> Task:
-  """Returns the task of a name.
+  """Returns the task with a name.
 
   Args:
     name: name of a registered task.
-    **options: keyword arguments of the function that is registered; and
-      `objective`, "masked" or "causal", for the task of predicting its inputs,
-      with `mask_rate` and `targets`: see `reconstruction.reconstruct`; and
-      `mean` and `deviation` for images: see `normalise`.
+    **options: keyword arguments of the registered function. Every task of
+      sequences also takes `objective`, "masked" or "causal", `mask_rate` and
+      `targets`, to predict its own inputs; see `reconstruction.reconstruct`.
+      Every task of images also takes `mean` and `deviation`; see `normalise`.
 
   Raises:
     UserError: for an unknown name or option, with the choices; for an option
       out of its range.
   """
+  # Check the options; None stands for the default.
   check_ranges(name, options, "task")
   options = {key: value for key, value in options.items() if value is not None}
-  # An empty value stands for the task without pre-training, as None does.
+  # Set the options aside that apply to every task; empty values mean the
+  # default.
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
   statistics: list[Any] = [options.pop(key, None) or () for key in STATISTICS]
+  # Make the task, and normalise its images.
   task = call(f"task {name!r}", TASKS[name], options)
   task = normalise(task, *statistics)
+  # Replace the task by pre-training on its inputs if this is chosen.
   chosen = {key: value for key, value in pretraining.items() if value}
   if not chosen:
     return task
@@ -60,7 +64,7 @@ def get(name: str = "", **options: object) -> Task:
     fields = ", ".join(f"config.task.{key}" for key in chosen)
     raise UserError(
       f"{fields} is for pre-training: set config.task.objective to masked or "
-      "causal, or leave it out."
+      "causal, or remove the option."
     )
   return call(f"task {name!r}", reconstruct, {"task": task, **chosen})
 
@@ -70,13 +74,13 @@ def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:
 
   Args:
     name: name of the task.
-    options: options as for `get`; None stands for the default.
+    options: options of `get`; None stands for the default.
     path: path of the options, for messages.
   """
   values = {key: value for key, value in options.items() if value is not None}
-  # Examples given in Python are of no registered task.
-  own = language.from_texts if name == arrays.NAME else TASKS[name]
-  for owner in (own, reconstruct, normalise):
+  # Data that are passed in Python have no registered loader.
+  loader = language.from_texts if name == arrays.NAME else TASKS[name]
+  for owner in (loader, reconstruct, normalise):
     ranges.check(owner, values, path)
   ranges.check(Augment, values.get("augment", {}), f"{path}.augment")
 
@@ -86,15 +90,17 @@ def normalise(
   mean: Sequence[Annotated[float, Interval("[-1000, 1000]")]] = (),
   deviation: Sequence[Factor] = (),
 ) -> Task:
-  """Returns a task of images whose pixels are normalised by other statistics.
+  """Returns a task of images with other statistics of normalisation.
+
+  A pretrained model may need these, if it was trained with other statistics.
 
   Args:
     task: task of images.
-    mean, deviation: statistics of each channel, of pixels in [0, 1], such as
-      a model has that was trained elsewhere; () to keep the task's.
+    mean, deviation: mean and deviation of each channel, for pixels in [0, 1];
+      () to keep the statistics of the task.
 
   Raises:
-    UserError: for a task of sequences, or another number of channels.
+    UserError: for a task of sequences, or a wrong number of channels.
   """
   if not mean and not deviation:
     return task
@@ -102,15 +108,16 @@ def normalise(
   statistics = {name: value for name, value in statistics.items() if value}
   if not task.image:
     raise UserError(
-      f"task.{next(iter(statistics))} normalises images, and {task.name} has "
-      "sequences: leave it out."
+      f"task.{next(iter(statistics))} normalises images, but {task.name} has "
+      "sequences: remove the option."
     )
   for name, values in statistics.items():
     if len(values) != task.image[-1]:
       raise UserError(
-        f"task.{name}={list(values)} is for {len(values)} channels, and images "
-        f"have {task.image[-1]}: give one number a channel."
+        f"task.{name}={list(values)} is for {len(values)} channels, but images "
+        f"have {task.image[-1]}: give one number per channel."
       )
+  # Replace the statistics of every split.
   splits = {
     name: dataclasses.replace(split, **statistics)
     for name, split in task.splits.items()

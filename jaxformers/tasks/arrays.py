@@ -1,4 +1,4 @@
-"""Tasks of a user's own examples, given in Python."""
+"""Classification tasks of a user's own examples, which are passed in Python."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from jaxformers.tasks.task import Task
 NAME = "arrays"  # Name of the task in configs and results.
 # Share of the training examples that are held out to choose the checkpoint.
 HELD_OUT = 0.1
-# Number of texts of an example, by the kind of the inputs.
+# Number of texts per example, by the kind of the inputs.
 TEXTS = {"texts": 1, "pairs": 2}
-MOST_IDS = 1 << 24  # A greater id is an identifier, not one of a vocabulary.
-MAX_CLASSES = 1 << 16  # A greater label is an identifier, not a class.
-Examples = Any  # Inputs and labels in any form that `rows.read_columns` takes.
+MOST_IDS = 1 << 24  # A larger number is an identifier, not an id of a token.
+MAX_CLASSES = 1 << 16  # A larger number is an identifier, not a class.
+Examples = Any  # Inputs and labels in any form that `rows.read_columns` reads.
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(Split):
-  """A split of sequences of real numbers, all of one length.
+  """Split of sequences of real numbers, all of the same length.
 
   Attributes:
-    values: float32 [count, n].
-    labels: int32 [count].
-    keys: uint64 [count].
+    values: sequences, float32 [count, n].
+    labels: classes, int32 [count].
+    keys: identifiers of the examples, uint64 [count].
   """
 
   values: np.ndarray
@@ -61,11 +61,11 @@ class Numbers(Split):
     return digests.of_parts(content, self.labels, self.keys)
 
   def reading(self) -> dict[str, Any]:
-    """Returns how values become inputs, as plain JSON."""
+    """Returns the settings that turn values into inputs, as plain JSON."""
     return {"first_id": 0, "end_id": 0, "scale": None}
 
   def select(self, indices: Any) -> Numbers:
-    """Returns a split of some examples, in their order."""
+    """Returns the split of the examples at `indices`, in this order."""
     fields = ("values", "labels", "keys")
     return Numbers(*(getattr(self, name)[indices] for name in fields))
 
@@ -78,9 +78,9 @@ class Numbers(Split):
     """Returns a batch of examples: inputs [b, n] and targets [b].
 
     Args:
-      indices: integers [b] within the split.
-      max_len: greatest number of values of a row.
-      key: ignored; numbers are not augmented.
+      indices: numbers of the examples in the split, integers [b].
+      max_len: largest number of values of a row; longer rows are cut.
+      key: ignored, because numbers are not augmented.
     """
     del key
     inputs = self.values[indices][:, :max_len]
@@ -97,29 +97,37 @@ def from_arrays(
   vocab_size: Count = 0,
   max_len: Length = 0,
 ) -> Task:
-  """Returns a classification task of examples that are in memory or in a file.
+  """Returns a classification task of examples in memory or in a file.
+
+  Inputs are one of these kinds:
+
+  - texts, which are read as bytes;
+  - pairs of texts, for a model of pairs;
+  - sequences of ids from 1 on, of equal or different lengths, with 0 as padding
+    at the end;
+  - numbers, float32 [count, n];
+  - images, uint8 [count, height, width, 3].
+
+  Labels are integers from 0 on, or names of classes.
 
   Args:
-    train: (inputs, labels); any finite iterable of pairs of an input and its
-      label; a table or rows with columns such as text and label; or the path of
-      a .csv or .tsv file: see `rows`. Inputs are texts, which are read as
-      bytes; or pairs of texts, for a model of pairs; or sequences of ids from 1
-      on, of equal or unequal lengths, 0 is padding at their ends; or numbers
-      float32 [count, n]; or images uint8 [count, height, width, 3]. Labels are
-      integers from 0 on, or names of classes.
+    train: (inputs, labels); or a finite iterable of pairs of an input and its
+      label; or a table or rows with columns such as text and label; or the path
+      of a .csv or .tsv file. See `rows`.
     validation: examples that choose the checkpoint; None to hold out a tenth of
       `train`. Equal inputs are held out together.
-    test: examples that are scored at the end; None for those of `validation`.
-      The results say then that the test split chose the checkpoint.
-    classes: names of the classes, in the order of their numbers; () to take
-      them from the labels of `train`. Without names, predictions are numbers.
-    vocab_size: number of ids; 0 for one more than the greatest.
-    max_len: greatest number of tokens; 0 for the longest example. Training
-      reads the beginning of longer ones; `predict` cuts texts only.
+    test: examples that are scored at the end; None to use `validation`. The
+      results then state that the test split chose the checkpoint.
+    classes: names of the classes, in the order of their numbers; () to take the
+      names from the labels of `train`. Without names, predictions are numbers.
+    vocab_size: number of ids; 0 for the largest id plus one.
+    max_len: largest number of tokens; 0 for the length of the longest example.
+      Training cuts longer examples; `predict` cuts texts only.
 
   Raises:
     UserError: for inputs or labels of another kind.
   """
+  # Read inputs and labels of every split.
   ranges.check(from_arrays, {"vocab_size": vocab_size, "max_len": max_len})
   parts = {"train": train, "validation": validation, "test": test}
   columns = {
@@ -127,17 +135,18 @@ def from_arrays(
     for name, examples in parts.items()
     if examples is not None
   }
+  # Turn labels into numbers, and inputs into splits.
   labels, classes, count = _read_labels(columns, classes)
   kind, splits = _splits(
     {n: each.inputs for n, each in columns.items()}, labels
   )
   splits = _complete(splits)
-  # Sizes of the inputs.
+  # Compute the sizes of the inputs.
   longest = max(int(split.lengths().max()) for split in splits.values())
   vocabulary = _vocabulary(kind, splits, vocab_size)
   image = splits["train"].shape if kind == "images" else ()
   most = max_len or longest
-  if kind == "numbers":  # All have one length, and there is no padding.
+  if kind == "numbers":  # All have the same length: there is no padding.
     most = min(most, longest)
   return Task(
     name=NAME,
@@ -157,7 +166,10 @@ def from_arrays(
 
 
 def _complete(splits: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns splits with a validation split, held out, and a test split."""
+  """Returns the splits with the missing validation and test splits added.
+
+  Validation is held out of train; test is equal to validation.
+  """
   complete = {**splits}
   if "validation" not in splits:
     held = max(round(HELD_OUT * len(splits["train"])), 1)
@@ -169,15 +181,17 @@ def _complete(splits: Mapping[str, Any]) -> dict[str, Any]:
 def _read_labels(
   columns: Mapping[str, rows.Columns], classes: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[str, ...], int]:
-  """Returns labels as numbers by split, names of classes, and their number.
+  """Returns the labels of each split as numbers, the classes, and their number.
 
   Args:
     columns: inputs and labels by split.
-    classes: names of classes; () to take them from the labels of "train".
+    classes: names of the classes; () to take them from the labels of "train".
   """
+  # Take the classes from the argument, from the table, or from the labels.
   labelled = columns["train"]
   names = tuple(classes) or labelled.classes or _classes(labelled.labels)
   count = len(names) or 1 + _greatest(labelled.labels)
+  # Turn the labels of every split into numbers.
   labels = {
     name: _numbers(each.labels, names, count, name)
     for name, each in columns.items()
@@ -195,15 +209,17 @@ def _vocabulary(
   Args:
     kind: kind of the inputs.
     splits: packed inputs by split.
-    vocab_size: number of ids; 0 for one more than the greatest.
+    vocab_size: number of ids; 0 for the largest id plus one.
 
   Raises:
     UserError: for an id of `vocab_size` or more.
   """
+  # Texts are bytes; numbers and images have no ids.
   if kind in TEXTS:
     return encodings.BYTES
   if kind != "ids":
     return ()
+  # Name every id by its number.
   largest = (int(split.tokens.max(initial=0)) for split in splits.values())
   seen = 1 + max(largest)
   if 0 < vocab_size < seen:
@@ -215,19 +231,20 @@ def _vocabulary(
 
 
 def _protocol(classes: tuple[str, ...], count: int) -> str:
-  """Returns the name of a protocol, which tells other classes apart."""
+  """Returns the name of the protocol, with a digest of the names of classes."""
   names = hashlib.sha256(json.dumps(classes).encode()).hexdigest()[:8]
   return f"own examples, {count} classes" + (f" {names}" if classes else "")
 
 
 def _refuse_swapped(train: rows.Columns) -> None:
-  """Refuses labels that differ from each other as inputs do.
+  """Refuses labels that look like inputs, because the two may be swapped.
 
   Raises:
-    UserError: if no label occurs twice, or most of the labels occur once and
-      the inputs repeat each other more often.
+    UserError: if there are more than two different labels, and either no label
+      occurs twice, or the different labels outnumber both the different inputs
+      and half of the examples.
   """
-  # Arrays are no labels; only scalars can have changed places with them.
+  # Count different labels and inputs; only scalars can be swapped with labels.
   labels = {repr(label) for label in train.labels}
   is_scalar = np.ndim(train.inputs[0]) == 0
   inputs = {repr(each) for each in train.inputs} if is_scalar else labels
@@ -242,14 +259,14 @@ def _refuse_swapped(train: rows.Columns) -> None:
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
-  """Returns the names of all classes in order; () for numbers."""
+  """Returns the sorted names of all classes; () for labels that are numbers."""
   if not isinstance(labels[0], str):
     return ()
   return tuple(sorted({label for label in labels if isinstance(label, str)}))
 
 
 def _greatest(labels: Any) -> int:
-  """Returns the greatest integer of labels, below `MAX_CLASSES`, or 0."""
+  """Returns the largest integer label, at most `MAX_CLASSES` - 1, or else 0."""
   integers = (y for y in labels if isinstance(y, numbers_abc.Integral))
   return min(int(max(integers, default=0)), MAX_CLASSES - 1)
 
@@ -257,16 +274,22 @@ def _greatest(labels: Any) -> int:
 def _numbers(
   labels: Sequence[Any], classes: tuple[str, ...], count: int, name: str
 ) -> np.ndarray:
-  """Returns labels as numbers of `count` classes, int32."""
+  """Returns labels as class numbers below `count`, int32 [n].
+
+  Raises:
+    UserError: for a label that is neither the number nor the name of a class.
+  """
   has_names = any(isinstance(label, str) for label in labels)
   table = {label: number for number, label in enumerate(classes)}
+  # Say in the message which numbers are allowed: "0 on", or "0 to 9".
   greatest = "on"
   if classes or name != "train":
     greatest = f"to {count - 1}"
-  # Look at the numbers that are not finite first: they are what is wrong.
+  # Check numbers that are not finite first: the message should show them.
   order = np.arange(len(labels))
   if isinstance(labels, np.ndarray) and labels.dtype.kind == "f":
     order = np.argsort(np.isfinite(labels), kind="stable")
+  # Require a known name, or an integer in range.
   for k in order.tolist():
     label = labels[k]
     if has_names and isinstance(label, str):
@@ -294,8 +317,10 @@ def _splits(
 ) -> tuple[str, dict[str, Any]]:
   """Returns the kind of the inputs, and the splits.
 
-  Kinds are "texts", "pairs", "ids", "numbers" and "images".
+  The kinds are "texts", "pairs", "ids", "numbers" and "images". The first input
+  of train determines the kind of all inputs.
   """
+  # Texts, and pairs of texts.
   first = inputs["train"][0]
   is_pair = isinstance(first, tuple | list) and len(first) == 2
   if isinstance(first, str) or (is_pair and isinstance(first[0], str)):
@@ -304,12 +329,13 @@ def _splits(
     texts = {name: _texts(x, name, count) for name, x in inputs.items()}
     return kind, {n: _packed(x, labels[n], count) for n, x in texts.items()}
   arrays = {name: _arrays(x, name) for name, x in inputs.items()}
-  # All inputs have the axes and the kind of the first one.
+  # Images have three axes.
   example = arrays["train"][0]
   if example.ndim == 3:
     _require_one_shape(arrays, "images uint8 [count, height, width, 3]")
     pixels = {name: np.stack(x) for name, x in arrays.items()}
     return "images", {n: _images(x, labels[n]) for n, x in pixels.items()}
+  # Sequences of real numbers become `Numbers`; integers are ids.
   if example.dtype.kind == "f":
     _require_one_shape(arrays, "numbers float32 [count, n]")
     numbers = {name: _floats(x, name) for name, x in arrays.items()}
@@ -322,7 +348,13 @@ def _splits(
 
 
 def _texts(inputs: Sequence[Any], name: str, count: int) -> list[np.ndarray]:
-  """Returns the ids of texts, or of the texts of pairs one after the other."""
+  """Returns the ids of all texts; the two texts of a pair are adjacent.
+
+  Args:
+    inputs: texts, or pairs of texts.
+    name: name of the split, for messages.
+    count: number of texts per input.
+  """
   tokenize = TOKENIZERS["bytes"](encodings.BYTES, "")
   ids = []
   for k, each in enumerate(inputs):
@@ -332,9 +364,9 @@ def _texts(inputs: Sequence[Any], name: str, count: int) -> list[np.ndarray]:
       what = "a text" if count == 1 else "a pair of texts"
       raise UserError(
         f"{name} has the input {rows.show(each)} at {k}, which is not {what} "
-        "as the first one is: correct it, or leave the example out."
+        "like the first one: correct it, or remove the example."
       )
-    # Empty texts have one token, so that every example has something to read.
+    # Encode an empty text as one space: every example needs a token.
     ids += [tokenize(text or " ") for text in texts]
   return ids
 
@@ -343,7 +375,7 @@ def _arrays(inputs: Sequence[Any], name: str) -> list[np.ndarray]:
   """Returns inputs as arrays of numbers.
 
   Raises:
-    UserError: for an input that is no array of numbers, or that is empty.
+    UserError: for an input that is not an array of numbers, or that is empty.
   """
   arrays = []
   for k, each in enumerate(inputs):
@@ -361,7 +393,7 @@ def _arrays(inputs: Sequence[Any], name: str) -> list[np.ndarray]:
 
 
 def _as_array(value: Any) -> np.ndarray:
-  """Returns a value as an array; one of objects if it is not rectangular."""
+  """Returns a value as an array; an array of objects if it is ragged."""
   try:
     return np.asarray(value)
   except (TypeError, ValueError):
@@ -371,7 +403,7 @@ def _as_array(value: Any) -> np.ndarray:
 def _require_one_shape(
   arrays: Mapping[str, list[np.ndarray]], expected: str
 ) -> None:
-  """Raises UserError if inputs of any split differ in shape."""
+  """Raises UserError if the inputs of all splits differ in shape."""
   shapes = {row.shape for split in arrays.values() for row in split}
   if len(shapes) > 1 or ("float" in expected and len(min(shapes)) != 1):
     raise UserError(
@@ -387,29 +419,34 @@ def _floats(arrays: list[np.ndarray], name: str) -> np.ndarray:
     k = int((~np.isfinite(values)).any(1).argmax())
     raise UserError(
       f"{name} has an input with numbers that are not finite at {k}: correct "
-      "it, or leave the example out."
+      "it, or remove the example."
     )
   return values
 
 
 def _ids(arrays: list[np.ndarray], name: str) -> list[np.ndarray]:
-  """Returns sequences of ids without their padding, int32."""
+  """Returns sequences of ids without their padding, int32 [n] each.
+
+  Raises:
+    UserError: for an array that is not a sequence of ids from 1 on.
+  """
   sequences = []
   for k, row in enumerate(arrays):
+    # Remove the padding at the end, and check the ids.
     ids = np.trim_zeros(row, "b") if row.ndim == 1 else row
     is_ids = row.ndim == 1 and row.dtype.kind in "iu"
     if not is_ids or not ids.size or ids.min() <= 0:
       problem = "has no tokens" if is_ids and not ids.size else "is no sequence"
       raise UserError(
         f"{name} has an input {row.dtype} {list(row.shape)} at {k} that "
-        f"{problem} of ids from 1 on, with 0 at its end alone: give such, "
-        "texts, numbers float32 [count, n] (also for grey pixels), or images "
-        "uint8 [count, height, width, 3]."
+        f"{problem} of ids from 1 on, with 0 only at its end: give sequences "
+        "of ids, texts, numbers float32 [count, n] (also for grey pixels), or "
+        "images uint8 [count, height, width, 3]."
       )
     if ids.max() >= MOST_IDS:
       raise UserError(
         f"{name} has the id {ids.max()} at {k}: number the tokens from 1 on, "
-        f"below {MOST_IDS:,}, since each id has its row in the embedding."
+        f"below {MOST_IDS:,}, since each id has a row in the embedding."
       )
     sequences.append(ids.astype(np.int32))
   return sequences
@@ -418,7 +455,7 @@ def _ids(arrays: list[np.ndarray], name: str) -> list[np.ndarray]:
 def _packed(
   sequences: list[np.ndarray], labels: np.ndarray, num_inputs: int = 1
 ) -> Packed:
-  """Returns a split whose keys are hashes of the sequences of each example."""
+  """Packs sequences; the key of an example is a hash of its sequences."""
   packed = pack(sequences, labels, num_inputs=num_inputs)
   parts = [sequences[k::num_inputs] for k in range(num_inputs)]
   joined = (b"\0".join(map(_bytes, row)) for row in zip(*parts, strict=True))
@@ -430,7 +467,7 @@ def _bytes(row: np.ndarray) -> bytes:
 
 
 def _keys(contents: Iterable[bytes]) -> np.ndarray:
-  """Returns hashes of inputs, by which they are held out, uint64 [count]."""
+  """Returns hashes of inputs, the keys of the examples, uint64 [count]."""
   digests_of_rows = (
     hashlib.blake2b(content, digest_size=8) for content in contents
   )
@@ -445,8 +482,8 @@ def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:
   if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
     raise UserError(
       f"Images {pixels.dtype} {list(pixels.shape)}: give uint8 [count, height, "
-      "width, 3]. Grey images are numbers float32 [count, height * width], or "
-      "have their channel three times."
+      "width, 3]. Give grey images as numbers float32 [count, height * width], "
+      "or repeat their channel three times."
     )
   packed = _packed([image.ravel() for image in pixels], labels)
   return Images(packed, pixels.shape[1:])

@@ -1,7 +1,7 @@
-"""Rules without a model, which a model has to beat on the test split.
+"""Trivial baselines without a model, for comparison on the test split.
 
-A rule is a function of a `Task`: it is fitted on train, and returns its score
-on test, in the metric of the task's objective.
+A baseline is a function of a `Task`. It fits a simple rule on train, and
+returns the rule's score on test, in the metric of the task's objective.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ from jaxformers.tasks.task import Task
 
 
 def majority_class(task: Task) -> float:
-  """Scores the rule that always says the most frequent class of train."""
+  """Scores the rule that always predicts the most frequent class of train."""
   train, test = task.splits["train"].labels, task.splits["test"].labels
   return float(np.mean(test == np.bincount(train).argmax()))
 
 
 def first_token_rule(task: Task) -> float:
-  """Scores the rule that looks at the first token alone.
+  """Scores the rule that predicts the class from the first token.
 
-  The rule says the most frequent class of train among examples that begin so.
+  The rule predicts the most frequent class among the examples of train with
+  this first token.
   """
 
   def first(split: Packed) -> np.ndarray:
     return split.tokens[split.starts].astype(np.int64) + split.shift
 
   train, test = task.splits["train"], task.splits["test"]
-  # Count classes by first token, and say the most frequent one.
+  # Count classes by first token, and predict the most frequent class.
   counts = np.zeros((task.vocab_size, task.num_classes), np.int64)
   np.add.at(counts, (first(train), train.labels), 1)
   return float(np.mean(counts.argmax(1)[first(test)] == test.labels))
 
 
 def histograms(split: Packed, size: int) -> np.ndarray:
-  """Returns the share of each id among the tokens; ids are below `size`.
+  """Returns the share of each id among the tokens of every sequence.
 
   Args:
-    split: sequences.
-    size: number of ids.
+    split: split of packed sequences.
+    size: number of ids; all ids are below `size`.
 
   Returns:
-    float64 [num_inputs * count, size], a row of zeros for an empty sequence.
+    Shares, float64 [num_inputs * count, size]; zeros for an empty sequence.
   """
   # Count ids, and divide by the length; an empty sequence has length 1.
   rows = np.stack(
@@ -58,17 +59,17 @@ def histograms(split: Packed, size: int) -> np.ndarray:
 def histogram_regression(task: Task) -> float:
   """Scores a logistic regression on the histogram of the uncut sequence.
 
-  Order and position of the tokens play no part.
+  The histogram does not depend on the order of the tokens.
   """
   size = max(task.vocab_size, 257)
   return _regression(task, lambda split: histograms(split, size), penalty=1e-4)
 
 
 def pixel_regression(task: Task) -> float:
-  """Scores a logistic regression on pixels, one weight a pixel and class."""
+  """Scores a logistic regression with one weight per pixel and class."""
 
   def pixels(split: Packed | Images) -> np.ndarray:
-    # All images have the length of the first.
+    # Gather the pixels [count, n]: all images have the length of the first.
     packed = split.packed if isinstance(split, Images) else split
     assert isinstance(packed, Packed)  # Files of images differ in size.
     at = packed.starts[:, None] + np.arange(packed.sizes[0])
@@ -80,13 +81,13 @@ def pixel_regression(task: Task) -> float:
 def bag_regression(task: Task) -> float:
   """Scores a logistic regression on the set of tokens of the cut sequence.
 
-  For vocabularies that are too large for `histogram_regression`: a row has ones
-  where a token occurs, divided by their norm.
+  Used for vocabularies that are too large for `histogram_regression`. A row has
+  ones at the tokens that occur in the sequence, and is divided by its norm.
   """
   from scipy import sparse
 
   def bags(split: Packed) -> Any:
-    # Lay the rows end to end, as SciPy's compressed rows want them.
+    # Concatenate the rows in SciPy's compressed sparse row format.
     rows = [np.unique(split[k][: task.max_len]) for k in range(len(split))]
     counts = np.array([len(row) for row in rows])
     values = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
@@ -100,11 +101,12 @@ def bag_regression(task: Task) -> float:
 def histogram_similarity(task: Task) -> float:
   """Scores the rule that compares the byte histograms of a pair.
 
-  A pair is of class 1 if their cosine is above the threshold that has the best
-  accuracy on train.
+  The rule predicts class 1 if the cosine of the two histograms is above a
+  threshold, which is chosen for the best accuracy on train.
   """
 
   def cosines(split: Packed) -> np.ndarray:
+    # Compute a . b / (|a| |b|) of the two histograms of every pair, [count].
     rows = histograms(split, max(task.vocab_size, 257))
     a, b = rows[0::2], rows[1::2]
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -115,11 +117,12 @@ def histogram_similarity(task: Task) -> float:
   train_cosines = cosines(train)
   order = np.argsort(train_cosines)
   labels = train.labels[order]
-  # For every k: number of correct pairs if all from the k-th on are class 1.
+  # For every k, count the correct pairs if all pairs from the k-th on are
+  # predicted as class 1.
   zeros_below = np.concatenate([[0], np.cumsum(labels == 0)])
   ones_above = np.concatenate([np.cumsum((labels == 1)[::-1])[::-1], [0]])
   k = int((zeros_below + ones_above).argmax())
-  # Pairs above the cosine before the k-th are of class 1.
+  # Predict class 1 above the cosine of the pair before the k-th.
   threshold = np.concatenate([[-np.inf], train_cosines[order]])[k]
   return float(np.mean((cosines(test) > threshold) == test.labels))
 
@@ -133,27 +136,30 @@ def _regression(
   """Returns the test accuracy of a logistic regression, fitted by L-BFGS.
 
   Args:
-    task: task whose classes are told apart.
-    features: function from a split to [count, features].
-    penalty: weight of half the squared L2 norm of the weights.
+    task: classification task.
+    features: function from a split to the features, [count, features].
+    penalty: factor of half the squared L2 norm of the weights.
     standardise: True to give every feature mean 0 and deviation 1 on train;
       False for features that may be sparse.
   """
-  from scipy import optimize, special  # Imported late: half a second.
+  from scipy import optimize, special  # Slow to import: half a second.
 
+  # Compute the features: x of train, z of test.
   train, test = task.splits["train"], task.splits["test"]
   x, z = features(train), features(test)
   if standardise:
-    # Drop features that are constant in train.
+    # Standardise: (h - mean) / deviation. Drop features that are constant.
     mean, deviation = x.mean(0), x.std(0)
     used = deviation > 0
     x, z = ((h - mean)[:, used] / deviation[used] for h in (x, z))
+  # Encode the classes of train as one-hot targets [count, classes].
   classes = int(train.labels.max()) + 1
   shape = (x.shape[1] + 1, classes)
   target = np.eye(classes, dtype=x.dtype)[train.labels]
 
   def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-    # Cross-entropy and penalty, and their gradient; the last row is the bias.
+    # Compute cross-entropy plus penalty / 2 |w|^2, and its gradient. The last
+    # row of the weights is the bias.
     w = flat.reshape(shape).astype(x.dtype)
     log_p = special.log_softmax(x @ w[:-1] + w[-1], axis=1)
     error = (np.exp(log_p) - target) / x.shape[0]
@@ -162,11 +168,12 @@ def _regression(
     gradient = np.vstack([x.T @ error + penalty * w[:-1], error.sum(0)])
     return float(loss), gradient.ravel().astype(np.float64)
 
-  # Start from zero; the problem is convex.
+  # Minimise from zero: the problem is convex.
   start = np.zeros(shape).ravel()
   fit = optimize.minimize(
     objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}
   )
+  # Score the most probable classes on test.
   w = fit.x.reshape(shape)
   return float(np.mean((z @ w[:-1] + w[-1]).argmax(1) == test.labels))
 

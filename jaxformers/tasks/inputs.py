@@ -1,4 +1,4 @@
-"""Texts and arrays of users as the inputs of a model, without a data set."""
+"""Turns texts and arrays of users into the inputs of a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jaxformers.foundations.registry import Registry
 from jaxformers.tasks import rows
 
 Ids = Callable[[str], np.ndarray]
-# Functions of a vocabulary and of the JSON of a tokenizer that return one from
-# a text to its ids, without the ids that open and close a sequence.
+# Functions of a vocabulary and of a tokenizer as JSON. Each returns a function
+# from a text to its ids, without the ids that open and close a sequence.
 TOKENIZERS: Registry = Registry("tokenizer")
 
 
@@ -58,9 +58,12 @@ def _byte_pairs(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
 
 @TOKENIZERS.register("listops")
 def _listops(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
-  """Returns the ids of expressions; a vocabulary may lack closing brackets."""
+  """Returns a function from an expression to its ids.
+
+  Leaves out the tokens that the vocabulary lacks, such as closing brackets.
+  """
   del tokenizer_json
-  # Some protocols name an operator without its bracket.
+  # Ignore opening brackets: some protocols write "MIN" instead of "[MIN".
   by_name = {name.strip("["): i for i, name in enumerate(vocabulary)}
   table = np.array(
     [0, *(by_name.get(token.strip("["), 0) for token in listops.TOKENS)],
@@ -76,16 +79,17 @@ def _listops(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """How a model reads texts, ids, numbers or images.
+  """Description of a model's inputs: texts, ids, numbers or images.
 
   Attributes:
-    vocabulary: meaning of each id; () if inputs are numbers.
-    max_len: greatest number of tokens; 0 for images.
-    num_inputs: 2 for pairs.
+    vocabulary: meaning of each id; () if the inputs are numbers or images.
+    max_len: largest number of tokens; 0 for images.
+    num_inputs: number of sequences of an example; 2 for pairs.
     image: (height, width, channels), or () for sequences.
-    tokenizer: name in `TOKENIZERS`; "" if inputs are not text.
-    tokenizer_json: tokenizer of word pieces or byte pairs; "" for others.
-    reading: how stored integers become inputs: result of `reading` of a split.
+    tokenizer: name in `TOKENIZERS`; "" if the inputs are not text.
+    tokenizer_json: tokenizer of word pieces or byte pairs; "" for other tokens.
+    reading: settings that turn stored integers into inputs; see
+      `Split.reading`.
   """
 
   vocabulary: tuple[str, ...]
@@ -98,7 +102,7 @@ class Inputs:
 
   @functools.cached_property
   def tokenize(self) -> Ids:
-    """Function from a text to its ids, without marks at its ends.
+    """Function from a text to its ids, without opening and closing ids.
 
     Raises:
       UserError: if the inputs are not text.
@@ -112,7 +116,7 @@ class Inputs:
     return lambda text: ids(encodings.well_formed(text))
 
   def expected(self) -> str:
-    """Returns what arrays of inputs are, in words."""
+    """Returns a description of the expected arrays, for messages."""
     if self.image:
       shape = ", ".join(map(str, self.image))
       return f"pixels uint8 [b, {shape}], or normalised ones in float32"
@@ -129,27 +133,29 @@ class Inputs:
   ) -> np.ndarray:
     """Returns the ids of a text as a model reads it, int32 [n], not padded.
 
-    A longer text is cut, as the task's examples are, with a warning if the
-    limit is the model's.
+    Cuts a text that is too long, like the examples of the task. Warns about it
+    if `length` is 0.
 
     Args:
-      text: any text; unknown words are encoded as in the task's examples.
-      length: largest number of ids, opening and closing ones included; 0 for
-        max_len.
-      closed: False to leave out the id that closes a text, for a model that
-        continues it.
+      text: any text; unknown words are encoded as in the examples of the task.
+      length: largest number of ids, including the opening and closing ids; 0
+        for max_len.
+      closed: False to leave out the closing id, for a model that continues the
+        text.
 
     Raises:
-      UserError: if the inputs are not text, or this one cannot be encoded.
+      UserError: if the inputs are not text, or this text cannot be encoded.
     """
-    # Open and close the text as the task does its examples.
+    # Look up the opening and closing ids of the task's examples.
     names = {"start": "start_id", "end": "end_id"}
     marks = {key: self.reading.get(name) or 0 for key, name in names.items()}
     ids = self.tokenize(text)
+    # Remove the closing id if the text is to be continued.
     if not closed:
       marks["end"] = 0
       is_end = ids[-1:] > 0 and self.vocabulary[int(ids[-1])] == encodings.END
       ids = ids[:-1] if is_end else ids
+    # Cut and mark the text with the code that reads the task's examples.
     split = pack([ids], np.zeros(1, np.int32), **marks)
     num_tokens = int(split.lengths()[0])
     n = min(num_tokens, length or self.max_len)
@@ -162,12 +168,14 @@ class Inputs:
     return split.batch(np.array([0]), n)["inputs"][0]
 
   def decode(self, ids: np.ndarray) -> str:
-    """Returns the text of ids [n]; padding and marks at the ends are left out.
+    """Returns the text of ids [n] without padding, opening and closing ids.
 
-    Tokens that are not of a text are separated by spaces.
+    Separates tokens by spaces if the task has no text.
     """
+    # Remove padding, opening and closing ids.
     marks = {0, *(self.reading.get(name) for name in ("start_id", "end_id"))}
     kept = [int(i) for i in np.asarray(ids).ravel() if int(i) not in marks]
+    # Decode by the kind of the tokens.
     if self.tokenizer == "bytes":
       return bytes(i - 1 for i in kept if i <= 256).decode(errors="replace")
     if self.tokenizer == "characters":
@@ -183,10 +191,10 @@ class Inputs:
     """Returns inputs as a model reads them, padded to the longest.
 
     Args:
-      inputs: texts, or pairs of texts; or arrays as `expected` says, also
-        sequences of ids of unequal lengths. Pixels of sequences may have their
-        rows and columns as axes.
-      closed: see `encode`.
+      inputs: texts; pairs of texts; arrays as `expected` describes them; or
+        sequences of ids of different lengths. Pixels that are read as sequences
+        may have axes for rows and columns.
+      closed: argument of `encode`.
 
     Returns:
       int32 or float32 [b, (2,) n], or float32 [b, height, width, c].
@@ -194,9 +202,11 @@ class Inputs:
     Raises:
       UserError: for inputs of another kind or shape.
     """
+    # Require at least one input.
     inputs = rows.values(inputs, "inputs")
     if not len(inputs):
       raise UserError("There are no inputs: give at least one.")
+    # Read images, and arrays of sequences.
     if self.image:
       is_array = isinstance(inputs, np.ndarray)
       images = enumerate([] if is_array else inputs)
@@ -204,6 +214,7 @@ class Inputs:
       return self._images(inputs if is_array else self._stacked(stacked))
     if isinstance(inputs, np.ndarray):
       return self._array(inputs)
+    # Flatten pairs, and encode texts; keep sequences of numbers.
     flat = list(inputs)
     if self.num_inputs > 1:
       flat = [
@@ -215,6 +226,7 @@ class Inputs:
       else self._numbers(k // self.num_inputs, row)
       for k, row in enumerate(flat)
     ]
+    # Stack pixels and real numbers, which are not padded.
     is_raw = sequences[0].dtype == np.uint8 or sequences[0].ndim > 1
     if is_raw or not self.vocabulary:
       return self._array(self._stacked(sequences))
@@ -231,7 +243,7 @@ class Inputs:
     """Returns the parts of pair k.
 
     Raises:
-      UserError: for anything but a sequence of two parts.
+      UserError: if the pair is not a sequence of two parts.
     """
     is_sequence = isinstance(pair, tuple | list | np.ndarray)
     if not is_sequence or len(pair) != self.num_inputs:
@@ -244,7 +256,7 @@ class Inputs:
     """Returns input k as an array of numbers.
 
     Raises:
-      UserError: for anything else, such as None or NaN instead of a text.
+      UserError: for another value, such as None or NaN instead of a text.
     """
     try:
       array = np.asarray(row)
@@ -258,10 +270,10 @@ class Inputs:
     return array
 
   def _stacked(self, sequences: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns rows of one shape as an array, in pairs where inputs are pairs.
+    """Returns rows of equal shapes as an array, [b, 2, ...] for pairs.
 
     Raises:
-      UserError: for rows of several shapes, which numbers cannot have.
+      UserError: for rows of different shapes.
     """
     shapes = {row.shape for row in sequences}
     if len(shapes) > 1:
@@ -275,24 +287,27 @@ class Inputs:
     return x
 
   def _misfit(self, x: np.ndarray, remedy: str) -> UserError:
+    """Returns the error for inputs of a wrong size."""
     return UserError(
       f"Inputs {x.dtype} {list(x.shape)} have another size than this model "
       f"reads: give {remedy}."
     )
 
   def _refusal(self, x: np.ndarray) -> UserError:
+    """Returns the error for inputs of another kind."""
     return UserError(
       f"Inputs {x.dtype} {list(x.shape)} are not what this model reads: give "
       f"{self.expected()}."
     )
 
   def _array(self, x: np.ndarray) -> np.ndarray:
-    """Returns an array of sequences, checked, cut and scaled."""
+    """Checks, cuts and scales an array of sequences."""
+    # Recognise raw pixels, which are not ids.
     front = 1 + (self.num_inputs > 1)
     is_read = self.reading.get("scale") or self.reading.get("first_id")
     is_pixels = x.dtype == np.uint8 and not self.tokenizer
     if is_pixels and (is_read or x.ndim > front + 1):
-      # Raw pixels: flatten rows and columns, then number or scale the values.
+      # Flatten rows and columns of raw pixels, then number or scale the values.
       pixels = x.reshape(*x.shape[:front], -1)
       if pixels.shape[-1] != self.max_len:
         raise self._misfit(x, f"{self.max_len} pixels, grey, each")
@@ -300,17 +315,20 @@ class Inputs:
       x = x + self.reading.get("first_id", 0)
       if scale := self.reading.get("scale"):
         x = ((x - scale[0]) / scale[1]).astype(np.float32)
+    # Check the axes and the type.
     is_real = x.dtype.kind == "f"
     is_pair = self.num_inputs == 1 or x.shape[1:2] == (self.num_inputs,)
     is_shaped = x.ndim == front + 1 and x.shape[-1] > 0 and is_pair
     is_number = x.dtype.kind in "iuf"
     if not is_shaped or not is_number or is_real == bool(self.vocabulary):
       raise self._refusal(x)
+    # Real numbers must be finite, and have the length of the task.
     if is_real:
       x = _finite(x)
       if x.shape[-1] != self.max_len:
         raise self._misfit(x, f"{self.max_len} numbers each")
       return x
+    # Cut padding beyond max_len, and check the range of ids.
     if x[..., self.max_len :].any():
       raise self._misfit(x, f"at most {self.max_len} ids each, or cut them")
     x = x[..., : self.max_len]
@@ -321,6 +339,7 @@ class Inputs:
     return x.astype(np.int32)
 
   def _images(self, x: np.ndarray) -> np.ndarray:
+    """Checks images [b, height, width, c], and normalises 8-bit pixels."""
     if x.shape[1:] != tuple(self.image):
       raise self._refusal(x)
     if x.dtype.kind == "f":
@@ -334,7 +353,7 @@ class Inputs:
 
 
 def _finite(x: np.ndarray) -> np.ndarray:
-  """Returns numbers as float32.
+  """Returns numbers as float32, and requires that all of them are finite.
 
   Raises:
     UserError: for a number that is not finite.
@@ -353,11 +372,12 @@ def _finite(x: np.ndarray) -> np.ndarray:
 def from_record(
   content: Mapping[str, Any], tokenizer_json: Any = None
 ) -> Inputs:
-  """Returns the inputs that `Inputs.record` describes.
+  """Returns the inputs that the files of a run describe.
 
   Args:
-    content: content of a run's `vocabulary.json`.
-    tokenizer_json: content of its `tokenizer.json`; None if it has none.
+    content: content of the run's `vocabulary.json`.
+    tokenizer_json: content of the run's `tokenizer.json`; None if there is no
+      such file.
   """
   sizes = content["sizes"]
   return Inputs(
@@ -372,18 +392,20 @@ def from_record(
 
 
 def read_as_bert(vocabulary: Path, max_len: int) -> Inputs:
-  """Returns how BERT reads texts: word pieces between [CLS] and [SEP].
+  """Returns the inputs of BERT: word pieces between [CLS] and [SEP].
 
   Args:
     vocabulary: path of a `vocab.txt`, a `tokenizer.json` or their folder.
-    max_len: greatest number of tokens, these two included.
+    max_len: largest number of tokens, including [CLS] and [SEP].
 
   Raises:
-    UserError: for a file that is missing or damaged, or lacks one of the two.
+    UserError: for a file that is missing or damaged, or lacks [CLS] or [SEP].
   """
+  # Read the tokenizer.
   encoding = encodings.word_pieces("text", vocabulary=str(vocabulary))
   tokenizer = encoding.fit(iter(()))[1]["tokenizer"]
   listed = encodings.pieces(tokenizer)
+  # Require the pieces that open and close a text.
   marks = {"start_id": "[CLS]", "end_id": "[SEP]"}
   for piece in marks.values():
     if piece not in listed:

@@ -1,4 +1,4 @@
-"""Language models: predict the next word, piece or byte of a text."""
+"""Language modelling: predict the next word, byte pair or byte of a text."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def load_language(
     protocol: "jaxformers".
     archive: path of a folder, a tar or a text file; or the directory of a set
       of texts that tensorflow-datasets has prepared in array_record.
-    tokens: "words" between white space, with <eos> at every line's end;
-      "byte_pairs" trained on the training split; or "bytes".
-    vocab_size: largest number of words, 0 for all; or number of byte pairs;
+    tokens: "words" between white space, with <eos> at the end of every line;
+      "byte_pairs" that are trained on the training split; or "bytes".
+    vocab_size: largest number of words (0 for all), or number of byte pairs;
       ignored for bytes.
     max_len: number of tokens of a window.
-    stride: tokens between the starts of two windows of the test split; 0 for
-      max_len. Windows of the other splits stand side by side.
-    eval_windows: number of windows of validation and of test, evenly spaced; 0
-      for all. For models that train for less time than all would take.
+    stride: number of tokens between the starts of two windows of the test
+      split; 0 for max_len. Windows of the other splits are adjacent.
+    eval_windows: number of evenly spaced windows of validation and of test; 0
+      for all. Use it if evaluating all windows takes too long.
   """
   choose("protocol of language", protocol, ("jaxformers",))
   choose("tokens", tokens, TOKENS)
   if max_len < 1:
     raise UserError(f"max_len={max_len}: choose at least 1 token per window.")
-  # Encode the user's texts, and read the vocabulary that was fitted to them.
+  # Encode the user's texts with a vocabulary that is fitted to train.
   origin = text_files.source(_existing(archive))
   encoding = _encoding(tokens, vocab_size)
   packed, info = open_splits(origin, encoding, data_dir, archive)
@@ -82,20 +82,22 @@ def from_texts(
   """Returns the task of predicting the next token of texts in memory.
 
   Args:
-    train: texts, to which the vocabulary is fitted.
+    train: training texts, to which the vocabulary is fitted.
     validation: texts that choose the checkpoint; None to hold out a tenth of
       `train`, by hashes. Equal texts are held out together.
-    test: texts that are scored at the end; None for `validation`.
+    test: texts that are scored at the end; None to use `validation`.
     tokens, vocab_size, max_len, stride, eval_windows: see `load_language`.
 
   Raises:
-    UserError: for texts that are no list of strings, or too few to hold any
-      out; for an option out of its range.
+    UserError: if the texts are not a list of strings, or too few to hold out a
+      tenth; for an option out of its range.
   """
+  # Check the options.
   choose("tokens", tokens, TOKENS)
   sizes = {"vocab_size": vocab_size, "max_len": max_len}
   windows = {"stride": stride, "eval_windows": eval_windows}
   ranges.check(from_texts, sizes | windows)
+  # Check the texts, and hold out a tenth if there are no validation texts.
   parts = {"train": train, "validation": validation, "test": test}
   texts = {
     name: _checked_texts(name, part)
@@ -105,7 +107,7 @@ def from_texts(
   if validation is None:
     texts["train"], texts["validation"] = _hold_out(texts["train"])
   has_test = test is not None
-  # Fit the vocabulary to the training texts, and encode all.
+  # Fit the vocabulary to the training texts, and encode all texts.
   examples = {
     name: [{"text": text.encode()} for text in part]
     for name, part in texts.items()
@@ -123,7 +125,11 @@ def from_texts(
 
 
 def _checked_texts(name: str, texts: Any) -> list[str]:
-  """Returns texts as a list; UserError for anything else."""
+  """Returns the texts that are not empty as a list.
+
+  Raises:
+    UserError: for an element that is not a string, or if no text remains.
+  """
   texts = [texts] if isinstance(texts, str) else list(texts)
   for text in texts:
     if not isinstance(text, str):
@@ -137,7 +143,8 @@ def _checked_texts(name: str, texts: Any) -> list[str]:
 
 
 def _hold_out(texts: list[str]) -> tuple[list[str], list[str]]:
-  """Returns texts to train on, and a tenth that is held out by hashes."""
+  """Divides texts into training texts and a tenth for validation, by hashes."""
+  # Hold out the texts with the smallest hashes.
   hashes = [
     hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts
   ]
@@ -163,22 +170,23 @@ def _make_task(
   eval_windows: int,
   names: Mapping[str, Any],
 ) -> Task:
-  """Returns the task of the tokens of every split, end to end.
+  """Returns the task of predicting the next token of the streams.
 
   Args:
-    streams: tokens of every split.
-    info: where they come from, with what the encoding was fitted to.
+    streams: tokens of every split, end to end.
+    info: origin of the texts, and the fitted vocabulary or tokenizer.
     tokens, max_len, stride, eval_windows: see `load_language`.
     names: name, protocol and selection of the task.
   """
   if max_len < 1:
     raise UserError(f"max_len={max_len}: choose at least 1 token per window.")
+  # Take the fitted vocabulary out of `info`.
   tokenizer = info.pop("tokenizer", "")
   vocabulary = _vocabulary(tokens, tokenizer, info)
   shift = int(tokens == "bytes")
 
   def windows(name: str) -> Segments:
-    # Only the test split may have overlapping windows; training never has.
+    # Only windows of the test split may overlap.
     step = stride if name == "test" and stride else max_len
     most = 0 if name == "train" else eval_windows
     return Segments(streams[name], max_len, step, shift, most)
@@ -199,7 +207,7 @@ def _make_task(
 
 
 def _existing(archive: str) -> Path:
-  """Returns the path of the user's text; UserError if there is none."""
+  """Returns the path of the user's texts; raises UserError if it is missing."""
   if not archive:
     raise UserError(
       "A language model needs a text: pass the path of a folder or an archive "
@@ -215,6 +223,7 @@ def _existing(archive: str) -> Path:
 
 
 def _encoding(tokens: str, vocab_size: int) -> Encoding:
+  """Returns the encoding of texts as words, byte pairs or bytes."""
   if tokens == "words":
     return encodings.words("text", size=vocab_size)
   if tokens == "byte_pairs":
@@ -225,7 +234,7 @@ def _encoding(tokens: str, vocab_size: int) -> Encoding:
 def _vocabulary(
   tokens: str, tokenizer: str, info: dict[str, Any]
 ) -> tuple[str, ...]:
-  """Returns the meaning of every id; it is taken out of `info`."""
+  """Returns the meaning of every id; removes a vocabulary from `info`."""
   if tokens == "words":
     return tuple(info.pop("vocabulary"))
   if tokens == "byte_pairs":
@@ -234,7 +243,10 @@ def _vocabulary(
 
 
 def unigram(task: Task) -> float:
-  """Returns the perplexity of the training split's frequencies plus one."""
+  """Returns the perplexity of test under the token frequencies of train.
+
+  p(w) = (c(w) + 1) / sum over v of (c(v) + 1), with the counts c of train.
+  """
   # Add one to every count; id 0 is padding and is never predicted.
   train, test = (_ids(task, name) for name in ("train", "test"))
   counts = np.bincount(train, minlength=task.vocab_size)[1:] + 1.0
@@ -243,28 +255,30 @@ def unigram(task: Task) -> float:
 
 
 def bigram(task: Task) -> float:
-  """Returns the perplexity of pairs of tokens, interpolated with `unigram`.
+  """Returns the perplexity of test under pairs of tokens of train.
 
-  p(w | v) = (c(v, w) + t(v) p(w)) / (c(v) + t(v)), t(v) the number of different
-  tokens that follow v (Witten and Bell 1991).
+  p(w | v) = (c(v, w) + t(v) p(w)) / (c(v) + t(v)), with the counts c of train,
+  the probability p(w) of `unigram`, and the number t(v) of different tokens
+  that follow v (Witten and Bell 1991).
   """
   train, test = (_ids(task, name) for name in ("train", "test"))
-  # Count tokens and pairs of neighbours in train.
+  # Count tokens and pairs of adjacent tokens in train.
   size = task.vocab_size
   counts = np.bincount(train, minlength=size)[1:] + 1.0
   alone = counts / counts.sum()
   pairs, seen = np.unique(
     train[:-1].astype(np.int64) * size + train[1:], return_counts=True
   )
+  # c(v): number of tokens after v; t(v): number of different ones.
   follow = np.bincount(pairs // size, weights=seen, minlength=size)
   kinds = np.bincount(pairs // size, minlength=size)
-  # Look up the pairs of test; a pair that is not in train counts 0.
+  # Look up c(v, w) for the pairs of test, 0 if a pair is not in train.
   places = task.splits["test"].predicted()
   before, after = test[places - 1].astype(np.int64), test[places]
   wanted = before * size + after
   place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
   joint = np.where(pairs[place] == wanted, seen[place], 0)
-  # Interpolate; after a token that never occurs in train, unigrams remain.
+  # Interpolate; use p(w) after a token that does not occur in train.
   total = follow[before] + kinds[before]
   share = joint + kinds[before] * alone[after - 1]
   p = np.where(total > 0, share / np.maximum(total, 1), alone[after - 1])
@@ -272,5 +286,6 @@ def bigram(task: Task) -> float:
 
 
 def _ids(task: Task, name: str) -> np.ndarray:
+  """Returns the ids of the stream of a split, int32 [total]."""
   split = task.splits[name]
   return np.asarray(split.tokens).astype(np.int32) + split.shift

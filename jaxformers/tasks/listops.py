@@ -1,4 +1,4 @@
-"""LRA ListOps: the value, 0 to 9, of a long nested expression."""
+"""LRA ListOps: predict the value, 0 to 9, of a long nested expression."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jaxformers.tasks import baselines
 from jaxformers.tasks.splits import replace_all
 from jaxformers.tasks.task import TASKS, Task
 
-# jaxformers, lra: 15 tokens, as LRA since March 2021.
-# skyformer: no closing bracket, as by the tokenizer that LRA had before and
-#   Skyformer still has (an operator's id stands for "MIN" instead of "[MIN"),
-#   and 48 zeros at the end.
-# s4: two special ids more, and every sequence is closed by one of them.
+# jaxformers, lra: 15 tokens, as in LRA since March 2021.
+# skyformer: no closing brackets, as in Skyformer's tokenizer, which is LRA's
+#   older one (an operator is named "MIN" instead of "[MIN"). Sequences are
+#   padded to 2,048.
+# s4: two more special ids, <unk> and <eos>; <eos> closes every sequence.
 PROTOCOLS = {
   "jaxformers": {},
   "lra": {},
   "skyformer": {"padded_len": 2_048},
   "s4": {"max_len": 2_048},
 }
-# Numbers in TransJect's paper are of Skyformer's reading of the tasks.
+# Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 WITHOUT_END = ("skyformer", "paper")  # Protocols without closing brackets.
 DEFAULTS = listops.Settings()
@@ -53,21 +53,22 @@ def load_listops(
   test_max_length: Count = DEFAULTS.test_max_length,
   operators: str = DEFAULTS.operators,
 ) -> Task:
-  """Generates ListOps (once), or reads LRA's files.
+  """Generates ListOps once, or reads LRA's files.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers", "lra", "skyformer", "s4", or "paper" (as
+    protocol: "jaxformers", "lra", "skyformer", "s4", or "paper" (equal to
       "skyformer").
-    archive: path of LRA's lra_release.gz, its unpacked folder, or the folder
-      with `basic_{train,val,test}.tsv`; "" generates.
+    archive: path of LRA's lra_release.gz, of its unpacked folder, or of the
+      folder with `basic_{train,val,test}.tsv`; "" generates the data.
     seed: seed of the generated data, not of the run.
-    num_train, num_validation, num_test: number of examples to generate, or that
-      the archive must hold.
+    num_train, num_validation, num_test: number of examples of each split to
+      generate, or to require in the archive.
     max_depth, max_args, min_length, max_length, test_min_length,
     test_max_length, operators: settings of generated data; see
       `listops.Settings`.
   """
+  # Check the settings of the data.
   choose("protocol of listops", protocol, PROTOCOLS)
   settings = listops.Settings(
     seed=seed,
@@ -82,11 +83,11 @@ def load_listops(
     test_max_length=test_max_length,
     operators=operators,
   )
-  # Open the splits in LRA's tokens, then change them for the protocol.
+  # Open the splits in LRA's tokens, then apply the protocol.
   origin = _source(settings, archive)
   opened, info = open_splits(origin, encodings.ids(), data_dir, archive)
   splits, vocabulary = _under(protocol, opened)
-  # The protocol's lengths are lower bounds: test expressions may be longer.
+  # Extend the protocol's lengths if an expression is longer.
   longest = max(int(split.lengths().max()) for split in splits.values())
   least = {"max_len": longest, "padded_len": longest} | PROTOCOLS[protocol]
   return Task(
@@ -106,15 +107,16 @@ def load_listops(
 
 
 def _source(settings: listops.Settings, archive: str) -> Source:
-  """Returns the source that generates ListOps, or reads an archive."""
+  """Returns the source that generates ListOps, or that reads an archive."""
   if not archive:
     return listops_files.generated(settings)
+  # An archive allows no settings besides the counts.
   names = ("num_train", "num_validation", "num_test")
   counts = {name: getattr(settings, name) for name in names}
   if settings != listops.Settings(**counts):
     raise UserError(
       f"{settings}: these are settings for generated data, but the archive "
-      f"{archive} is read: leave one of the two out."
+      f"{archive} is read: remove the settings or the archive."
     )
   return listops_files.released(**counts)
 
@@ -123,10 +125,12 @@ def _under(
   protocol: str, splits: Mapping[str, Packed]
 ) -> tuple[Mapping[str, Packed], tuple[str, ...]]:
   """Returns the splits with the tokens of a protocol, and its vocabulary."""
+  # Remove closing brackets.
   if protocol in WITHOUT_END:
     operators = (token.strip("[") for token in listops.TOKENS[:-1])
     dropped = {n: packed.drop(s, listops.END) for n, s in splits.items()}
     return dropped, (encodings.PAD, *operators)
+  # Shift the ids by two special tokens, and append <eos>.
   if protocol == "s4":
     special = (encodings.PAD, encodings.UNKNOWN, encodings.END)
     closed = replace_all(splits, shift=2, end=2)

@@ -1,10 +1,10 @@
-"""Planted pairs: do the two kinds of marks stand at one distance? Generated.
+"""Planted pairs: a generated task that requires token mixing.
 
-Every example has as many marks "a" and "b" among blanks. In the class "paired"
-each a has its b at the distance; in the class "free" the places of both are
-drawn apart. The places form a ring, so in both classes every token of every
-place has the same distribution: a rule that does not let tokens meet is at
-chance, whatever it knows of tokens, places and counts.
+Every example has equal numbers of the marks "a" and "b" among blanks. In the
+class "paired" every a has a b at a fixed distance. In the class "free" the
+places of a and b are drawn independently. The places form a ring, so the token
+at any place has the same distribution in both classes. A model without token
+mixing is therefore at chance, even if it uses tokens, places and counts.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ def places(
   """Draws the places of the marks a and b, int [count] each, all different.
 
   Args:
-    rng: generator.
+    rng: generator of the places.
     length: number of places.
     count: number of marks of each kind.
-    distance: places from an a to its b, counted around the end.
-    label: 1 for pairs, 0 for places drawn apart.
+    distance: number of places from an a to its b, modulo `length`.
+    label: 1 for pairs, 0 for independent places.
   """
+  # Draw until no a and b share a place.
   while True:
     first = rng.choice(length, count, replace=False)
     start = first if label else rng.choice(length, count, replace=False)
@@ -58,16 +59,16 @@ def generated(
   num_pairs: int,
   distance: int,
 ) -> Source:
-  """Returns the source of the examples, half of them of each class.
+  """Returns the source of the examples; each class has probability 1/2.
 
   Args:
     seed: seed of the data, not of the run.
-    num_train: number of examples of train; validation is held out of it.
+    num_train: number of examples of train; validation is held out of train.
     num_test: number of examples of test.
     length, num_pairs, distance: see `load_planted_pairs`.
 
   Raises:
-    UserError: if the marks do not fit, or the distance is none.
+    UserError: if there are too many marks, or the distance is out of range.
   """
   if not 0 < distance < length or 4 * num_pairs > length:
     raise UserError(
@@ -78,6 +79,7 @@ def generated(
   sizes = {"length": length, "num_pairs": num_pairs, "distance": distance}
 
   def examples(number: int, count: int) -> Iterator[Keyed]:
+    # Draw the label, then write a (id 2) and b (id 3) among blanks (id 1).
     rng = np.random.default_rng([seed, number])
     for key in range(count):
       label = int(rng.integers(2))
@@ -87,7 +89,7 @@ def generated(
       yield key, {"ids": ids, "label": LABELS[label]}
 
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
-    del archive  # Nothing is read: the examples are generated.
+    del archive  # The examples are generated.
     splits = enumerate(counts.items())
     return {split: examples(number, count) for number, (split, count) in splits}
 
@@ -102,7 +104,7 @@ def generated(
 
 @TOKENIZERS.register("marks")
 def _marks(vocabulary: Sequence[str], tokenizer_json: str) -> Ids:
-  """Returns the ids of marks such as "a..b"; spaces are left out."""
+  """Returns a function from marks such as "a..b" to ids; it ignores spaces."""
   del tokenizer_json
   table = {mark: i for i, mark in enumerate(vocabulary) if i}
 
@@ -128,19 +130,20 @@ def load_planted_pairs(
   num_pairs: PositiveCount = 16,
   distance: PositiveCount = 19,
 ) -> Task:
-  """Opens sequences whose label says if their marks stand in pairs.
+  """Generates sequences; the class is "paired" if their marks form pairs.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers".
     seed: seed of the data, not of the run.
-    num_train: number of examples to train on.
-    num_validation: number of examples to choose the checkpoint on.
-    num_test: number of examples to test on.
+    num_train: number of training examples.
+    num_validation: number of validation examples, which choose the checkpoint.
+    num_test: number of test examples.
     length: number of tokens of an example.
     num_pairs: number of marks of each of the two kinds.
-    distance: places from an a to its b, counted around the end.
+    distance: number of places from an a to its b, modulo `length`.
   """
+  # Generate train and validation together, and hold out validation by key.
   choose("protocol of planted_pairs", protocol, PROTOCOLS)
   origin = generated(
     seed, num_train + num_validation, num_test, length, num_pairs, distance

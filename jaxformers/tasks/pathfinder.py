@@ -18,15 +18,16 @@ from jaxformers.tasks.pixels import PixelProtocol
 from jaxformers.tasks.splits import slices, torch_random
 from jaxformers.tasks.task import TASKS, Task
 
-# All have 80 / 10 / 10 percent. Skyformer shuffles without a seed, so its split
-# cannot be reproduced: it has that of "lra" here. s4 reads x / 255.
+# All protocols have 80 / 10 / 10 percent. Skyformer shuffles without a seed, so
+# its split cannot be reproduced: "skyformer" uses the split of "lra". "s4"
+# divides pixels by 255.
 PROTOCOLS = {
   "jaxformers": PixelProtocol(),
   "lra": PixelProtocol(pad_is_zero=True),
   "skyformer": PixelProtocol(pad_is_zero=True),
   "s4": PixelProtocol(scale=(0.0, 255.0), torch_split=True),
 }
-# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+# Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 DEFAULTS = Settings()
 
@@ -42,17 +43,18 @@ def load_pathfinder(
   num_images: PositiveCount = DEFAULTS.num_images,
   seed: Count = DEFAULTS.seed,
 ) -> Task:
-  """Generates Pathfinder (once, on all cores), or reads LRA's files.
+  """Generates Pathfinder once, on all cores, or reads LRA's files.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (ids value + 1), "lra", "skyformer" and "paper"
-      (ids are values, 0 is padding), "s4" (real numbers).
-    archive: path of LRA's lra_release.gz, its unpacked folder, or a folder
-      below it down to the level; "" generates.
+    protocol: "jaxformers": ids are pixel values + 1. "lra", "skyformer" and
+      "paper": ids are pixel values, and 0 is padding. "s4": inputs are real
+      numbers.
+    archive: path of LRA's lra_release.gz, of its unpacked folder, or of a
+      folder below it, down to the level; "" generates the data.
     resolution: pixels per side: 32, 64, 128 (Path-X) or 256.
-    difficulty: "easy", "intermediate" or "hard", which is LRA's task.
-    num_images: number of images to generate, or that the archive must hold.
+    difficulty: "easy", "intermediate" or "hard"; LRA's task is "hard".
+    num_images: number of images to generate, or to require in the archive.
     seed: seed of the generated data, not of the run.
   """
   settings = Settings(resolution, difficulty, num_images, seed)
@@ -72,21 +74,21 @@ def load_pathx(
 ) -> Task:
   """Opens Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
-  Generating all 200,000 images takes half an hour on two cores. Arguments are
-  those of `load_pathfinder`.
+  Generating all 200,000 images takes half an hour on two cores. The arguments
+  are the same as in `load_pathfinder`.
   """
   settings = Settings(resolution, difficulty, num_images, seed)
   return _load("pathx", data_dir, protocol, archive, settings)
 
 
 def _source(settings: Settings, archive: str, folder: Path) -> Source:
-  """Returns the source that generates images, or reads an archive."""
+  """Returns the source that generates images, or that reads an archive."""
   if not archive:
     return pathfinder_files.generated(settings, folder / "generated")
   if settings.seed != DEFAULTS.seed:
     raise UserError(
       f"seed={settings.seed} is for generated data, but the archive "
-      f"{archive} is read: leave one of the two out."
+      f"{archive} is read: remove the seed or the archive."
     )
   return pathfinder_files.released(
     settings.resolution, settings.difficulty, settings.num_images
@@ -100,13 +102,14 @@ def _load(
   archive: str,
   settings: Settings,
 ) -> Task:
+  # Open the images as grey pixels.
   chosen = PROTOCOLS[choose("protocol of pathfinder", protocol, PROTOCOLS)]
   encoding = encodings.grey("grey", lambda image: image[..., 0])
   origin = _source(settings, archive, data_folder(data_dir))
   splits, info = open_splits(origin, encoding, data_dir, archive)
-  # All images are one level; the protocol divides them.
+  # The data have one split, named after the level.
   images = splits[settings.difficulty]
-  # PyTorch's permutation for s4, consecutive parts for the others.
+  # Divide it by PyTorch's permutation for s4, else into consecutive parts.
   if chosen.torch_split:
     splits = torch_random(images, {"validation": 0.1, "test": 0.1})
   else:

@@ -1,4 +1,4 @@
-"""Pre-training on the inputs of a task: masked tokens, or the next ones.
+"""Pre-training on the inputs of a task: predict masked tokens or next tokens.
 
 Source: Amos et al. 2024 ("Never Train from Scratch"),
 https://arxiv.org/abs/2310.02980, section 3.
@@ -22,23 +22,23 @@ from jaxformers.tasks.task import Task
 
 OBJECTIVES = ("masked", "causal")
 TARGETS = ("values", "classes")
-RATE = 0.15  # Share of masked tokens of Text, and of BERT.
-MASKS = ("<mask>", "[MASK]")  # Names of a vocabulary's own id for masks.
-CHUNK = 256  # Examples at a time for the baselines.
+RATE = 0.15  # Default share of masked tokens, as in the source and in BERT.
+MASKS = ("<mask>", "[MASK]")  # Names of the mask token in vocabularies.
+CHUNK = 256  # Number of examples that the baselines read at a time.
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedTokens(Split):
-  """A split whose targets are its own inputs.
+  """Split whose targets are its inputs.
 
   Attributes:
-    split: examples with one sequence each, of ids or real numbers.
-    rate: share of the tokens that are masked and predicted, drawn anew whenever
-      an example is read in training, and from its index in evaluation; 0 to
-      predict what follows each token.
-    mask_id: id of a masked token; real numbers become NaN.
-    as_classes: the same examples as ids, which are the targets of real numbers;
-      None for targets like the inputs.
+    split: split with one sequence of ids or real numbers per example.
+    rate: share of the tokens that are masked and predicted; 0 to predict the
+      next token. Masks are drawn again whenever training reads an example; in
+      evaluation they depend only on the index of the example.
+    mask_id: id of a masked token; masked real numbers become NaN.
+    as_classes: the same examples as ids, which are then the targets of real
+      numbers; None to use the inputs as targets.
   """
 
   split: Any
@@ -58,13 +58,13 @@ class MaskedTokens(Split):
     return self.split.digest()
 
   def reading(self) -> dict[str, Any]:
-    """Returns how examples become inputs and targets, as plain JSON."""
+    """Returns the settings of inputs and targets, as plain JSON."""
     masks = {"mask_rate": self.rate, "mask_id": self.mask_id}
     classes = self.as_classes is not None
     return {**self.split.reading(), **masks, "as_classes": classes}
 
   def select(self, indices: Any) -> MaskedTokens:
-    """Returns a split of some examples, in their order."""
+    """Returns the split of the examples at `indices`, in this order."""
     classes = self.as_classes and self.as_classes.select(indices)
     split = self.split.select(indices)
     return dataclasses.replace(self, split=split, as_classes=classes)
@@ -78,27 +78,29 @@ class MaskedTokens(Split):
     """Returns a batch of examples, padded on the right.
 
     Args:
-      indices: integers [b] within the split.
-      max_len: n, tokens of every row of the batch.
-      key: seed, step and row that the masks are drawn from; None to draw them
-        from the index of each example.
+      indices: numbers of the examples in the split, integers [b].
+      max_len: n, the number of tokens of every row of the batch.
+      key: seed, step and row, the seed of the masks; None to draw the masks of
+        an example from its index.
 
     Returns:
-      inputs [b, n], int32 or float32; targets [b, n], likewise; and weights,
-      float32 [b, n], 1 where a target is predicted.
+      inputs, int32 or float32 [b, n]; targets, int32 or float32 [b, n]; and
+      weights, float32 [b, n], 1 where a target is predicted, else 0.
     """
+    # Read the inputs, and the targets: inputs or classes.
     inputs = self.split.batch(indices, max_len)["inputs"]
     targets = inputs
     if self.as_classes is not None:
       targets = self.as_classes.batch(indices, max_len)["inputs"]
     is_token = self._is_token(inputs)
     if not self.rate:
-      # What follows: the last token of a row has no target.
+      # The target is the next token; the last token of a row has no target.
       following = np.zeros_like(targets)
       following[:, :-1] = targets[:, 1:]
       is_target = np.zeros_like(is_token)
       is_target[:, :-1] = is_token[:, 1:]
       return _weighted(inputs, following, is_target)
+    # Mask tokens with probability `rate`, and predict them.
     drawn = self._draw(indices, inputs.shape[1], key)
     is_target = is_token & (drawn < self.rate)
     mask = np.nan if inputs.dtype == np.float32 else self.mask_id
@@ -106,16 +108,16 @@ class MaskedTokens(Split):
     return _weighted(masked, targets, is_target)
 
   def _is_token(self, inputs: np.ndarray) -> np.ndarray:
-    """Returns where there are tokens: neither padding nor marks, [b, n]."""
+    """Returns True at tokens other than padding, start and end, bool [b, n]."""
     if inputs.dtype == np.float32:
       return np.ones(inputs.shape, bool)
     marks = [getattr(self.split, name, 0) for name in ("start", "end")]
     return (inputs > 0) & ~np.isin(inputs, [mark for mark in marks if mark])
 
   def _draw(self, indices: np.ndarray, n: int, key: Key | None) -> np.ndarray:
-    """Returns numbers in [0, 1), [b, n].
+    """Draws uniform numbers in [0, 1), float64 [b, n].
 
-    In evaluation those of an example do not depend on the padded length.
+    In evaluation the numbers of an example do not depend on the padded length.
     """
     if key is not None:
       return np.random.default_rng([5, *key]).random((len(indices), n))
@@ -136,21 +138,24 @@ def reconstruct(
   mask_rate: Annotated[float, Interval("(0, 1)")] = RATE,
   targets: str = "values",
 ) -> Task:
-  """Returns the task of predicting the inputs of another from each other.
+  """Returns the task of predicting masked or next tokens of a task's inputs.
 
-  Pairs are read as single sequences.
+  The two sequences of a pair become two examples.
 
   Args:
-    task: task of sequences.
-    objective: "masked" or "causal".
-    mask_rate: share of masked tokens; for "masked".
+    task: classification task of sequences.
+    objective: "masked" to predict masked tokens, "causal" to predict the next
+      token.
+    mask_rate: share of masked tokens; for "masked" only.
     targets: targets of real numbers: "values", scored by the mean absolute
       error, or "classes", scored by the perplexity over the 256 values of a
       pixel.
 
   Raises:
-    UserError: for an unknown name, or a task without sequences.
+    UserError: for an unknown name, for options that do not apply, or for a task
+      that does not classify sequences.
   """
+  # Find the id of the mask token, or add one to the vocabulary.
   _check_options(task, objective, mask_rate, targets)
   real, is_masked = not task.vocabulary, objective == "masked"
   vocabulary, mask_id = task.vocabulary, 0
@@ -162,12 +167,14 @@ def reconstruct(
   rate = mask_rate if is_masked else 0.0
 
   def wrap(split: Packed) -> MaskedTokens:
+    # Separate pairs, and read real numbers as classes if chosen.
     split = _single(split)
     classes = None
     if targets == "classes":
       classes = dataclasses.replace(split, scale=None)
     return MaskedTokens(split, rate, mask_id, classes)
 
+  # Replace the splits, the classes, the objective and the baseline.
   has_values = real and targets == "values"
   kind = "values" if has_values else "tokens"
   return dataclasses.replace(
@@ -187,37 +194,37 @@ def reconstruct(
 def _check_options(
   task: Task, objective: str, mask_rate: float, targets: str
 ) -> None:
-  """Raises UserError for arguments that `reconstruct` does not take."""
+  """Raises UserError for arguments that `reconstruct` cannot combine."""
   choose("objective of config.task", objective, OBJECTIVES)
   choose("targets of config.task", targets, TARGETS)
   if task.image or task.objective != "classification":
-    has = "images in patches" if task.image else "an objective of its own"
+    has = "images in patches" if task.image else "another objective"
     raise UserError(
       f"config.task.objective={objective!r} is for sequences with classes, and "
-      f"{task.name} has {has}. Leave it out, or choose a task of Long Range "
-      "Arena, IMDb or AG's News."
+      f"{task.name} has {has}. Remove the option, or choose a task of Long "
+      "Range Arena, IMDb or AG's News."
     )
   if targets == "classes" and task.vocabulary:
     raise UserError(
-      "config.task.targets='classes' is for real numbers, and the ids of "
-      f"{task.name} are classes already: leave it out."
+      "config.task.targets='classes' is for real numbers, but the ids of "
+      f"{task.name} are classes already: remove the option."
     )
   if objective != "masked" and mask_rate != RATE:
     raise UserError(
-      f"config.task.mask_rate={mask_rate} is the share of masked tokens, and "
-      "config.task.objective='causal' masks none: leave it out."
+      f"config.task.mask_rate={mask_rate} is the share of masked tokens, but "
+      "config.task.objective='causal' masks none: remove the option."
     )
 
 
 def _single(split: Packed) -> Packed:
-  """Returns the sequences of pairs as examples of their own."""
+  """Returns the split in which every sequence is a separate example."""
   count = split.num_inputs
   labels, keys = (np.repeat(x, count) for x in (split.labels, split.keys))
   return dataclasses.replace(split, num_inputs=1, labels=labels, keys=keys)
 
 
 def _predicted(task: Task, name: str) -> Iterator[np.ndarray]:
-  """Yields the targets of a split, a part of its examples at a time."""
+  """Yields the predicted targets of a split, `CHUNK` examples at a time."""
   split = task.splits[name]
   for first in range(0, len(split), CHUNK):
     indices = np.arange(first, min(first + CHUNK, len(split)))
@@ -227,7 +234,10 @@ def _predicted(task: Task, name: str) -> Iterator[np.ndarray]:
 
 
 def unigram(task: Task) -> float:
-  """Returns the perplexity of the frequencies of train's targets plus one."""
+  """Returns the perplexity of test under the frequencies of train's targets.
+
+  p(w) = (c(w) + 1) / sum over v of (c(v) + 1), with the counts c of train.
+  """
   size = task.num_classes
 
   def counts(name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""LRA Retrieval: does one of two papers cite the other? Read as bytes."""
+"""LRA Retrieval: does one of two papers cite the other?"""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jaxformers.tasks import baselines
 from jaxformers.tasks.task import TASKS, Task
 from jaxformers.tasks.text import TextProtocol, with_ids
 
-# All have 4000 tokens a document and the split of LRA's files. They differ in
-# the head, which the config chooses.
+# All protocols have 4,000 tokens per document and the splits of LRA's files.
+# They differ in the head of the model, which the config chooses.
 PROTOCOLS = {
   "jaxformers": TextProtocol(max_len=4_000),
   "lra": TextProtocol(max_len=4_000),
   "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
   "s4": TextProtocol(max_len=4_000, min_count=10),
 }
-# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+# Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 CLASSES = ("unrelated", "citing")  # In the order of `aan.LABELS`.
 
@@ -34,25 +34,29 @@ def load_retrieval(
   num_validation: PositiveCount = aan.COUNTS["validation"],
   num_test: PositiveCount = aan.COUNTS["test"],
 ) -> Task:
-  """Opens the pairs; the first time from LRA's release.
+  """Opens pairs of papers; reads them from LRA's release on first use.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers", "lra", "skyformer", "paper" (bytes) or "s4"
-      (characters that occur 10 times in train, the last of 4000 an end).
-    archive: path of lra_release.gz, its unpacked folder, or another archive or
-      folder of `new_aan_pairs.{train,eval,test}.tsv`; "" looks for it.
-    max_len: number of tokens that a document is cut to; 0 for the protocol's.
-    num_train, num_validation, num_test: number of pairs of each split; other
-      numbers than LRA's are for a stand-in of the same format.
+    protocol: "jaxformers", "lra", "skyformer" and "paper": tokens are bytes.
+      "s4": tokens are the characters that occur at least 10 times in train, and
+      <eos> ends every document.
+    archive: path of lra_release.gz, of its unpacked folder, or of another
+      archive or folder with `new_aan_pairs.{train,eval,test}.tsv`; "" searches
+      for one.
+    max_len: number of tokens to which documents are cut; 0 for the length of
+      the protocol.
+    num_train, num_validation, num_test: number of pairs of each split; numbers
+      other than LRA's are for another data set in the same format.
   """
+  # Open both texts of every pair as bytes or characters.
   chosen = PROTOCOLS[choose("protocol of retrieval", protocol, PROTOCOLS)]
   origin = aan.source(num_train, num_validation, num_test)
   encoding = chosen.encoding("text1", "text2")
   splits, info = open_splits(origin, encoding, data_dir, archive)
-  # The head combines the two sequences of a pair; see the config.
+  # Give them ids. The head of the model combines the two sequences of a pair.
   splits, vocabulary, tokenizer = with_ids(splits, info)
-  # Every example has two sequences, and a baseline that compares them.
+  # The baseline compares the two sequences of an example.
   return Task(
     name="retrieval",
     protocol=protocol,

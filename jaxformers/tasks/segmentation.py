@@ -36,27 +36,28 @@ def load_ade20k(
   num_train: PositiveCount = ade20k.COUNTS["train"],
   num_test: PositiveCount = ade20k.COUNTS["test"],
 ) -> Task:
-  """Opens ADE20K's scenes, from the folder that its authors ship.
+  """Opens ADE20K's scenes from the folder that its authors ship.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers": 1,000 scenes of train (or a tenth, if there are
-      fewer than 10,000) are validation, and the authors' validation is test; or
-      "paper": theirs is both.
-    archive: path of the folder ADEChallengeData2016, a tar of it, or a
+      fewer than 10,000) are validation, and the authors' validation scenes are
+      test. "paper": the authors' validation scenes are validation and test.
+    archive: path of the folder ADEChallengeData2016, of a tar of it, or of a
       directory in which tensorflow-datasets has prepared `scene_parse150`.
     window: pixels per side of the windows for training and evaluation.
-    num_train: number of scenes in training/, validation included; another
-      number than the authors' is for a part of their set.
+    num_train: number of scenes in training/, validation included; a number
+      other than the authors' is for a part of the data set.
     num_test: number of scenes in validation/.
   """
+  # Check the options.
   choose("protocol of ade20k", protocol, PROTOCOLS)
   if num_train < 2 or num_test < 1:
     raise UserError(
       f"num_train={num_train} and num_test={num_test}: choose at least two "
       "scenes to train on, of which one is held out, and one to test."
     )
-  # Keep the files of the scenes; they are decoded in batches.
+  # Store the files of the scenes; `Scenes.batch` decodes them.
   origin = ade20k.source(num_train, num_test)
   encoding = encodings.files("image", "annotation")
   packed, info = open_splits(origin, encoding, data_dir, archive)
@@ -65,11 +66,11 @@ def load_ade20k(
     name: Scenes(split, (window, window, 3), ade20k.NUM_CLASSES)
     for name, split in packed.items()
   }
-  # Choose the checkpoint on a part of train, or on the authors' validation.
+  # Validate on a part of train, or on the authors' validation scenes.
   is_paper = protocol == "paper"
   tenth = max(len(splits["train"]) // 10, 1)
   splits = with_validation(splits, 0 if is_paper else min(HELD_OUT, tenth))
-  # Augment the scenes that remain in train.
+  # Augment the remaining training scenes.
   splits["train"] = dataclasses.replace(splits["train"], augmented=True)
   return Task(
     name="ade20k",
@@ -87,7 +88,7 @@ def load_ade20k(
 def _check_counts(
   packed: Mapping[str, Packed], origin: Source, folder: Path
 ) -> None:
-  """Raises UserError for a part of the set under the name of all of it."""
+  """Raises UserError if prepared data have other counts than the source."""
   sizes = {name: len(split) for name, split in packed.items()}
   if sizes != origin.counts:
     raise UserError(
@@ -98,19 +99,20 @@ def _check_counts(
 
 
 def most_frequent(task: Task, scenes: int = 200) -> float:
-  """Returns the mean IoU of the rule that always says one class.
+  """Returns the mean IoU of predicting one class for every pixel.
 
-  The class is the most frequent one of train. Counts are those of the middles
+  The class is the most frequent one of train. Pixels are counted in the middles
   of the first `scenes` scenes of each split.
   """
 
   def areas(name: str) -> np.ndarray:
+    # Count the pixels of every class, [num_classes].
     split = task.splits[name]
     few = np.arange(min(scenes, len(split)))
     labels = split.batch(few)["targets"].ravel()
     return np.bincount(labels[labels >= 0], minlength=task.num_classes)
 
-  # The class has the IoU of its share; all other classes have 0.
+  # The IoU of the class is its share of the pixels; other classes have IoU 0.
   guess, labelled = areas("train").argmax(), areas("test")
   present = labelled > 0
   present[guess] = True

@@ -1,4 +1,4 @@
-"""Short text as word pieces: IMDb reviews and AG's News."""
+"""Classification of short texts as word pieces: IMDb and AG's News."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from jaxformers.tasks.task import TASKS, Task
 
 # Neither data set has a validation split.
 # jaxformers: a part of train chooses the checkpoint.
-# paper: the test split chooses it, as in papers that quote the best score.
-# test_only (AG's News): for archives with test.csv alone, split three ways.
+# paper: the test split chooses it, as in papers that report the best score.
+# test_only (AG's News): test.csv is divided into three splits, for archives
+# without train.csv.
 PROTOCOLS = {
   "imdb": ("jaxformers", "paper"),
   "ag_news": ("jaxformers", "paper", "test_only"),
@@ -42,22 +43,23 @@ def load_imdb(
   max_len: Length = 512,
   special_tokens: bool = False,
 ) -> Task:
-  """Opens IMDb reviews as word pieces, negative or positive.
+  """Opens IMDb reviews as word pieces; classes are negative and positive.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (2,500 reviews of train are validation) or "paper"
-      (validation is test).
-    archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
-      downloads.
-    vocabulary: path of BERT's vocab.txt or one like it, of a tokenizer.json, or
-      of their folder; "" trains one. A tokenizer_config.json next to it is
-      obeyed.
-    vocab_size: size of the vocabulary that is trained.
-    max_len: number of word pieces that a review is cut to.
+    protocol: "jaxformers": 2,500 reviews of train are validation. "paper":
+      validation is test.
+    archive: path of aclImdb_v1.tar.gz or of its folder; "" searches for one of
+      them, and else downloads the archive.
+    vocabulary: path of a vocab.txt in BERT's format, of a tokenizer.json, or of
+      their folder; "" trains a vocabulary. A tokenizer_config.json in the same
+      folder is obeyed.
+    vocab_size: size of a trained vocabulary.
+    max_len: number of word pieces to which reviews are cut.
     special_tokens: True to open every review with [CLS] and close it with
-      [SEP], as BERT reads them.
+      [SEP], as in BERT.
   """
+  # Open the word pieces, and hold out validation.
   choose("protocol of imdb", protocol, PROTOCOLS["imdb"])
   encoding = word_pieces("text", vocabulary=vocabulary, size=vocab_size)
   splits, info = open_splits(imdb.SOURCE, encoding, data_dir, archive)
@@ -81,24 +83,25 @@ def load_ag_news(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (12,000 articles of train are validation), "paper"
-      (validation is test) or "test_only": the 7,600 articles of test.csv, by
-      hash 5,600 to train, 1,000 to choose and 1,000 to test. Its scores
-      compare with no others.
-    archive: path of ag_news_csv.tar.gz or its folder; for "test_only" any
-      archive or folder with test.csv. "" looks for it, then downloads.
-    vocabulary, vocab_size, max_len, special_tokens: as for `load_imdb`.
+    protocol: "jaxformers": 12,000 articles of train are validation. "paper":
+      validation is test. "test_only": the 7,600 articles of test.csv are
+      divided by hash into 5,600 for training, 1,000 for validation and 1,000
+      for the test; scores are not comparable with other scores.
+    archive: path of ag_news_csv.tar.gz or of its folder; for "test_only", of
+      any archive or folder with test.csv. "" searches for one of them, and else
+      downloads the archive.
+    vocabulary, vocab_size, max_len, special_tokens: see `load_imdb`.
   """
   choose("protocol of ag_news", protocol, PROTOCOLS["ag_news"])
   encoding = word_pieces(
     "title", "description", vocabulary=vocabulary, size=vocab_size
   )
-  # Open train and test, or test.csv alone.
+  # Open train and test, or only test.csv.
   is_test_only = protocol == "test_only"
   origin = ag_news.TEST_SOURCE if is_test_only else ag_news.SOURCE
   splits, info = open_splits(origin, encoding, data_dir, archive)
   if is_test_only:
-    # Hold out twice: first what tests, then what chooses the checkpoint.
+    # Hold out the test split first, then the validation split.
     count = HELD_OUT["test_only"]
     rest = hold_out(splits["test"], count)
     splits = {"test": rest["validation"], **hold_out(rest["train"], count)}
@@ -117,10 +120,10 @@ def _task(
   special_tokens: bool,
 ) -> Task:
   """Returns the task of splits of word pieces; see `load_imdb`."""
-  # Read the vocabulary that was fitted or given.
+  # Take the tokenizer out of `info`, and read its vocabulary.
   tokenizer = info.pop("tokenizer")
   vocabulary = pieces(tokenizer)
-  # Mark the ends of every sequence as BERT does.
+  # Open every sequence with [CLS] and close it with [SEP].
   if special_tokens:
     start, end = marks(vocabulary)
     splits = replace_all(splits, start=start, end=end)

@@ -1,4 +1,4 @@
-"""SimCSE: vectors of sentences, learned without labels, tested on STS-12."""
+"""SimCSE: sentence embeddings, trained without labels and tested on STS-12."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jaxformers.foundations.registry import choose
 from jaxformers.tasks.task import TASKS, Task
 
 # jaxformers: the development set of STS-B chooses the checkpoint, as in
-# SimCSE's code. paper: STS-12, which is the test set, does.
+# SimCSE's code. paper: STS-12, the test set, chooses it.
 PROTOCOLS = ("jaxformers", "paper")
-MOST = 5.0  # Score of two sentences that mean the same.
+MOST = 5.0  # Largest score: the two sentences have the same meaning.
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredPairs(Packed):
-  """Pairs of sentences, and how similar people find them.
+  """Pairs of sentences with human scores of their similarity.
 
   Attributes:
-    similarity: scores in [0, 1], float64 [count].
+    similarity: human scores in [0, 1], float64 [count].
   """
 
   similarity: np.ndarray = dataclasses.field(
@@ -38,7 +38,7 @@ class ScoredPairs(Packed):
   )
 
   def select(self, indices: Any) -> Self:
-    """Returns a split of some pairs; see `Packed.select`."""
+    """Returns the split of the pairs at `indices`; see `Packed.select`."""
     chosen = super().select(indices)
     return dataclasses.replace(chosen, similarity=self.similarity[indices])
 
@@ -51,8 +51,8 @@ class ScoredPairs(Packed):
     """Returns a batch of pairs; see `Packed.batch`.
 
     Returns:
-      inputs and targets; scores float32 [b], and numbers int32 [b] of the
-      pairs in the split.
+      inputs and targets; scores, float32 [b]; and numbers, int32 [b], the
+      numbers of the pairs in the split.
     """
     return super().batch(indices, max_len, key) | {
       "scores": self.similarity[indices].astype(np.float32),
@@ -66,14 +66,14 @@ class ScoredPairs(Packed):
     joined before they are ranked.
 
     Args:
-      rows: `cosines` of all pairs, and the `numbers` of the pairs.
+      rows: `cosines` and `numbers` of all pairs.
     """
-    known = self.similarity[rows["numbers"]]
-    return {"spearman": spearman(rows["cosines"], known)}
+    similarity = self.similarity[rows["numbers"]]
+    return {"spearman": spearman(rows["cosines"], similarity)}
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-  """Returns Spearman's rank correlation; 0 where one side is constant."""
+  """Returns Spearman's rank correlation, or 0 if x or y is constant."""
   import scipy.stats  # Slow to import.
 
   if np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -82,7 +82,10 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def shared_pieces(task: Task) -> float:
-  """Scores the share of word pieces that two sentences have in common."""
+  """Scores the rule that compares the sets of word pieces of a pair.
+
+  The similarity is |A & B| / |A | B|, the share of common pieces.
+  """
   split = task.splits["test"]
   shares = []
   for i in range(len(split)):
@@ -98,6 +101,7 @@ def _encoding(vocabulary: str, size: int) -> Encoding:
     return [example[n].decode(errors="replace") for n in ("first", "second")]
 
   def rows(example: Example, encoded: Sequence[Any]) -> list[Any]:
+    # Three rows: pieces of both sentences, and the bytes of the score.
     return [*(e.ids for e in encoded), list(example["score"])]
 
   key = encodings.text_key("first", "second")
@@ -105,7 +109,12 @@ def _encoding(vocabulary: str, size: int) -> Encoding:
 
 
 def _take(packed: Packed, columns: Sequence[int]) -> dict[str, Any]:
-  """Returns the fields of two of the three sequences of every example."""
+  """Returns fields of `Packed` that keep two of the three sequences.
+
+  Args:
+    packed: split with three sequences per example.
+    columns: indices of the two sequences to keep.
+  """
   starts, stops = (
     a.reshape(-1, 3)[:, columns].ravel() for a in (packed.starts, packed.stops)
   )
@@ -113,10 +122,12 @@ def _take(packed: Packed, columns: Sequence[int]) -> dict[str, Any]:
 
 
 def _scored(packed: Packed, marks: Mapping[str, int]) -> ScoredPairs:
-  """Returns the pairs of a split with their scores over `MOST`."""
+  """Returns the pairs of a split, with their scores divided by `MOST`."""
+  # Parse the scores, the third sequence of each example.
   scores = [
     float(bytes(packed.raw(3 * i + 2).tolist())) for i in range(len(packed))
   ]
+  # Keep the two sentences.
   fields = {f.name: getattr(packed, f.name) for f in dataclasses.fields(packed)}
   fields |= {**_take(packed, (0, 1)), **marks}
   return ScoredPairs(**fields, similarity=np.array(scores) / MOST)
@@ -133,27 +144,30 @@ def load_simcse(
   max_len: Length = 128,
   train_len: Length = 32,
 ) -> Task:
-  """Opens sentences, and the pairs of STS-12; the score is Spearman's.
+  """Opens sentences and the pairs of STS-12, scored by rank correlation.
 
-  A training example is a sentence twice: its vectors differ by dropout.
+  A training example is a pair of the same sentence twice; dropout makes its two
+  embeddings different.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (the development set of STS-B is validation) or
-      "paper" (validation is test).
+    protocol: "jaxformers": the development set of STS-B is validation. "paper":
+      validation is test.
     archive: path of a folder with wiki1m_for_simcse.txt (or train.txt, one
-      sentence a line), SentEval's STS12-en-test and sts-dev.csv; "" looks for a
-      folder `simcse`.
-    vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
-    vocab_size: size of the vocabulary that is trained.
-    max_len: number of word pieces that pairs are cut to, marks included.
-    train_len: number of word pieces that training sentences are cut to, marks
-      included; 0 for max_len.
+      sentence per line), SentEval's STS12-en-test and sts-dev.csv; "" searches
+      for a folder `simcse`.
+    vocabulary: path of a vocab.txt in BERT's format; "" trains a vocabulary.
+    vocab_size: size of a trained vocabulary.
+    max_len: number of word pieces to which the sentences of pairs are cut,
+      including [CLS] and [SEP].
+    train_len: number of word pieces to which training sentences are cut,
+      including [CLS] and [SEP]; 0 for max_len.
 
   Raises:
     UserError: for lengths without room for a word, or for "jaxformers" without
       sts-dev.csv.
   """
+  # Check the options, and open the sentences.
   choose("protocol of simcse", protocol, PROTOCOLS)
   cut = train_len or max_len
   _check_lengths(max_len, train_len)
@@ -164,13 +178,14 @@ def load_simcse(
     raise UserError(
       f"The archive of simcse has no {sts12.VALIDATION} to choose the "
       "checkpoint on: add it and prepare the data again, or set "
-      "task.protocol=paper, under which STS-12 chooses."
+      "task.protocol=paper, under which STS-12 chooses the checkpoint."
     )
+  # Read the vocabulary, and the ids of [CLS] and [SEP].
   tokenizer = info.pop("tokenizer")
   names = encodings.pieces(tokenizer)
   start, end = encodings.marks(names)
   ends: dict[str, Any] = {"start": start, "end": end}
-  # Give every training sentence itself as its pair, and cut both.
+  # Pair every training sentence with itself, and cut both.
   pairs = _take(packed["train"], (0, 0))
   pairs["stops"] = np.minimum(pairs["stops"], pairs["starts"] + cut - 2)
   chosen = "validation" if protocol == "jaxformers" else "test"
@@ -200,5 +215,5 @@ def _check_lengths(max_len: int, train_len: int) -> None:
   if not 3 <= (train_len or max_len) <= max_len:
     raise UserError(
       f"max_len={max_len}, train_len={train_len}: give at least 3 word pieces, "
-      "two of them marks, and no more to train on than max_len."
+      "of which [CLS] and [SEP] are two, and a train_len of at most max_len."
     )

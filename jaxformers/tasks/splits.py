@@ -1,4 +1,4 @@
-"""Divides examples into those that train, choose the checkpoint, and test."""
+"""Divides examples into splits for training, validation and test."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ Stored = TypeVar("Stored", Packed, Images, Scenes)
 def replace_all(
   splits: Mapping[str, Stored], **fields: Any
 ) -> dict[str, Stored]:
-  """Returns the splits with other values of some fields."""
+  """Returns the splits with new values of some fields."""
   return {n: dataclasses.replace(s, **fields) for n, s in splits.items()}
 
 
 def hold_out(train: Stored, count: int) -> dict[str, Stored]:
-  """Moves the examples of highest key from `train` to `validation`.
+  """Moves the examples with the highest keys from `train` to `validation`.
 
-  Keys are hashes of the texts, so the choice depends on nothing else, and a
-  text that occurs twice is in one split only, except at most one text.
+  Keys are hashes of the texts, so the choice depends only on the texts. Copies
+  of a text are in the same split, with one possible exception: a text at the
+  boundary.
 
   Args:
     train: split to divide.
     count: number of examples of `validation`.
 
   Raises:
-    UserError: if no example would remain to train on.
+    UserError: if no example would remain for training.
   """
   if count >= len(train):
     raise UserError(
@@ -50,11 +51,11 @@ def hold_out(train: Stored, count: int) -> dict[str, Stored]:
 def with_validation(
   splits: Mapping[str, Stored], count: int
 ) -> dict[str, Stored]:
-  """Returns splits with `validation`: held out of train, or the test split.
+  """Adds `validation`, which is held out of train or equal to the test split.
 
   Args:
-    splits: `train` and `test`.
-    count: number of training examples to hold out; 0 for the test split.
+    splits: splits `train` and `test`.
+    count: number of training examples to hold out; 0 to use the test split.
   """
   if count:
     return {**splits, **hold_out(splits["train"], count)}
@@ -62,12 +63,13 @@ def with_validation(
 
 
 def slices(packed: Stored, shares: Mapping[str, float]) -> dict[str, Stored]:
-  """Cuts consecutive parts, as tensorflow-datasets does with `train[:90%]`.
+  """Divides a split into consecutive parts, like `train[:90%]` in TFDS.
 
   Args:
     packed: split to divide.
     shares: names of the parts, and their shares in percent.
   """
+  # Round the end of every part to an example.
   totals = itertools.accumulate(shares.values(), initial=0.0)
   ends = [round(len(packed) * total / 100) for total in totals]
   bounds = zip(shares, itertools.pairwise(ends), strict=True)
@@ -77,19 +79,20 @@ def slices(packed: Stored, shares: Mapping[str, float]) -> dict[str, Stored]:
 def torch_random(
   packed: Stored, held: Mapping[str, float], seed: int = 42
 ) -> dict[str, Stored]:
-  """Divides as PyTorch's `random_split`, which S4, S5 and Mega use.
+  """Divides a split like PyTorch's `random_split`, which S4, S5 and Mega use.
 
   Args:
-    packed: examples in any order; they are sorted by their keys first, which is
-      the order of the authors' files.
-    held: names of the parts after `train`, and their shares, rounded down.
+    packed: examples in any order. They are first sorted by their keys, into the
+      order of the authors' files.
+    held: names of the parts after `train`, and their shares; counts are rounded
+      down.
     seed: seed of PyTorch's generator.
   """
   # Permute the examples in the order of the authors' files.
   by_key = np.argsort(packed.keys, kind="stable")
   order = by_key[torch_permutation(len(packed), seed)]
   counts: list[int] = [int(len(packed) * share) for share in held.values()]
-  # `train` gets the rest, and the first places of the permutation.
+  # `train` gets the first places of the permutation, all that remain.
   starts = len(packed) - sum(counts) + np.cumsum([0, *counts[:-1]])
   parts = zip(("train", *held), np.split(order, starts), strict=True)
   return {name: packed.select(indices) for name, indices in parts}
@@ -98,10 +101,10 @@ def torch_random(
 def torch_permutation(size: int, seed: int) -> np.ndarray:
   """Returns `torch.randperm(size)` after `manual_seed(seed)`, int64 [size].
 
-  PyTorch shuffles on the CPU by Fisher and Yates from the front, by 32-bit
-  numbers of the Mersenne twister, for sizes up to 2^32 / 20.
+  On the CPU and for sizes up to 2^32 / 20, PyTorch uses the Fisher-Yates
+  shuffle from the front, with 32-bit numbers of the Mersenne twister.
   """
-  # Draw all numbers, then swap each place with one behind it or itself.
+  # Draw all numbers, then swap each place with itself or a later place.
   twister = np.random.MT19937()
   twister._legacy_seeding(seed)
   drawn = twister.random_raw(max(size - 1, 0))

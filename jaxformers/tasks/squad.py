@@ -1,4 +1,4 @@
-"""SQuAD v1.1: the span of a paragraph that answers a question."""
+"""SQuAD v1.1: find the span of a paragraph that answers a question."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from jaxformers.tasks.splits import with_validation
 from jaxformers.tasks.task import TASKS, Task
 
 # jaxformers: paragraphs with about 8,000 questions of train choose the
-# checkpoint. paper: the dev set, which is the test set, does.
+# checkpoint. paper: the dev set, which is the test set, chooses it.
 HELD_OUT = {"jaxformers": 8_000, "paper": 0}
 
 
 class Windows(NamedTuple):
-  """Parts of contexts that are read with their questions, one after another.
+  """Parts of contexts, each of which is read together with its question.
 
   Attributes:
     examples: number of the question of each window, int64 [count].
-    firsts: first piece of its context in each window.
-    sizes: number of pieces of its context in each window.
+    firsts: place in the context of the first piece of each window, int64
+      [count].
+    sizes: number of context pieces in each window, int64 [count].
   """
 
   examples: np.ndarray
@@ -44,21 +45,22 @@ class Windows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Questions(Split):
-  """Windows [CLS] question [SEP] part of the context [SEP] over questions.
+  """Split of windows [CLS] question [SEP] part of the context [SEP].
 
-  A context that is too long is read in several windows, and the best answer of
-  all of them counts, as in BERT's run_squad.py. An answer begins in the window
-  that has most context on both sides of its first piece.
+  A context that is too long is read in several windows, and the answer with the
+  highest score over all windows counts, as in BERT's run_squad.py. A window
+  only predicts answers whose first piece has most context in this window.
 
   Attributes:
-    pieces: four sequences for each question: its pieces, the context's pieces,
-      and the first character and the character after the last of each of these.
-    texts: three sequences for each question: bytes of the context, of its
+    pieces: four sequences for each question: the pieces of the question, the
+      pieces of the context, and for each piece of the context the numbers of
+      its first character and of the character after its last one.
+    texts: three sequences for each question: the bytes of the context, of the
       answers in JSON, and of the question.
     start, end: ids of [CLS] and [SEP].
-    max_len: greatest number of pieces of a window, marks included.
-    stride: pieces between the starts of two windows.
-    question_len: number of pieces that questions are cut to.
+    max_len: largest number of pieces of a window, including [CLS] and [SEP].
+    stride: number of pieces between the starts of two windows.
+    question_len: number of pieces to which questions are cut.
   """
 
   pieces: Packed
@@ -72,9 +74,11 @@ class Questions(Split):
   @functools.cached_property
   def windows(self) -> Windows:
     """All windows, in the order of the questions."""
+    # Compute the room for context next to the question, [CLS] and two [SEP].
     sizes = self.pieces.sizes.reshape(-1, 4)
     rooms = self.max_len - 3 - np.minimum(sizes[:, 0], self.question_len)
     rows = []
+    # Move a window by the stride until it reaches the end of the context.
     for example, (total, room) in enumerate(
       zip(sizes[:, 1].tolist(), rooms.tolist(), strict=True)
     ):
@@ -90,12 +94,12 @@ class Questions(Split):
     return len(self.windows.examples)
 
   def lengths(self) -> np.ndarray:
-    """Returns the number of pieces of every window, marks included."""
+    """Returns the number of pieces of every window, with [CLS] and [SEP]."""
     questions = self.pieces.sizes.reshape(-1, 4)[self.windows.examples, 0]
     return np.minimum(questions, self.question_len) + self.windows.sizes + 3
 
   def reading(self) -> dict[str, Any]:
-    """Returns how texts become what a model reads, as plain JSON."""
+    """Returns the settings that turn texts into inputs, as plain JSON."""
     marks = {"first_id": 0, "start_id": self.start, "end_id": self.end}
     return marks | {"stride": self.stride, "question_len": self.question_len}
 
@@ -106,7 +110,7 @@ class Questions(Split):
   def text(self, example: int) -> tuple[str, list[tuple[int, str]], str]:
     """Returns context, known answers and question of an example.
 
-    An answer has the number of its first character, and its text.
+    An answer is a pair of the number of its first character and its text.
     """
     context, answers, question = (
       self.texts.raw(3 * example + k).tobytes().decode() for k in range(3)
@@ -122,26 +126,29 @@ class Questions(Split):
     """Returns a batch of windows.
 
     Args:
-      indices: integers [b] within the split.
-      max_len: n, pieces of every row of the batch.
-      key: ignored; texts are not augmented.
+      indices: numbers of the windows in the split, integers [b].
+      max_len: n, the number of pieces of every row of the batch.
+      key: ignored, because texts are not augmented.
 
     Returns:
-      inputs int32 [b, n]; targets int32 [b, 2], places of the first and the
-      last piece of the first known answer, (0, 0) where it is not inside; and
-      places [b, n] and numbers [b], as for `training.losses.best_spans`.
+      inputs int32 [b, n]; targets int32 [b, 2], the places of the first and the
+      last piece of the first known answer, or (0, 0) if the answer is not in
+      the window; and places [b, n] and numbers [b], the inputs of
+      `training.losses.best_spans`.
     """
     del key
     inputs, places = np.zeros((2, len(indices), max_len), np.int32)
     targets = np.zeros((len(indices), 2), np.int32)
     for row, window in enumerate(np.asarray(indices).tolist()):
+      # Look up the pieces of the question and of the window's context.
       example, first, size = (int(a[window]) for a in self.windows)
       question = self.pieces.raw(4 * example)[: self.question_len]
       context = self.pieces.raw(4 * example + 1)[first : first + size]
-      # Place the context after the question and two marks.
+      # Write [CLS] question [SEP] context [SEP]; the context begins at `at`.
       at = len(question) + 2
       ids: list[Any] = [[self.start], question, [self.end], context, [self.end]]
       inputs[row, : at + size + 1] = np.concatenate(ids)
+      # Places are 2 where an answer may begin, 1 in the rest of the context.
       places[row, at : at + size] = 1 + self._is_widest(window)
       targets[row] = self._target(example, first, size, at)
     return {
@@ -152,13 +159,14 @@ class Questions(Split):
     }
 
   def _is_widest(self, window: int) -> np.ndarray:
-    """Returns where no other window has more context around a piece, bool."""
+    """Returns True at pieces that have most context in this window, [size]."""
+    # Find all windows of the same question.
     example, first, size = (int(a[window]) for a in self.windows)
     low, high = np.searchsorted(
       self.windows.examples, [example, example + 1]
     ).tolist()
-    # Count pieces on the shorter side, as BERT's code, which also prefers
-    # longer windows, and earlier ones.
+    # Score windows by the pieces on the shorter side, plus 0.01 times the size,
+    # as in BERT's code; the first window with the highest score wins.
     at = np.arange(first, first + size)
     firsts = self.windows.firsts[low:high, None]
     sizes = self.windows.sizes[low:high, None]
@@ -170,7 +178,10 @@ class Questions(Split):
   def _target(
     self, example: int, first: int, size: int, at: int
   ) -> tuple[int, int]:
-    """Returns places of the first and the last piece of the first answer."""
+    """Returns places of the first and the last piece of the first known answer.
+
+    Returns (0, 0) if the window does not hold the whole answer.
+    """
     start, text = self.text(example)[1][0]
     begins, ends = (self.pieces.raw(4 * example + k) for k in (2, 3))
     inside = np.flatnonzero((begins < start + len(text)) & (ends > start))
@@ -179,19 +190,21 @@ class Questions(Split):
     return int(inside[0]) - first + at, int(inside[-1]) - first + at
 
   def predicted(self, rows: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns the best answer to every question, a part of its context.
+    """Returns the best answer to every question, a part of the context.
 
     Args:
       rows: result of `training.losses.best_spans` for every window.
     """
-    # Take the window with the greatest score of each question.
+    # Sort the results by window.
     order = np.argsort(rows["numbers"], kind="stable")
     scores, starts, stops = (
       rows[name][order] for name in ("scores", "starts", "stops")
     )
+    # Choose the window with the highest score for each question.
     examples, firsts, _ = self.windows
     best = np.lexsort((-scores, examples))
     _, chosen = np.unique(examples[best], return_index=True)
+    # Cut the answer out of the context, from its first to its last character.
     texts = []
     for example, window in enumerate(best[chosen].tolist()):
       if scores[window] == -np.inf:
@@ -209,7 +222,7 @@ class Questions(Split):
     """Returns `f1`, `exact_match` and the number of questions, `count`.
 
     Args:
-      rows: as for `predicted`.
+      rows: argument of `predicted`.
     """
     texts = self.predicted(rows)
     return squad.evaluate(texts, self.known()) | {"count": len(texts)}
@@ -221,12 +234,16 @@ class Questions(Split):
 
 
 def nearest_sentence(task: Task) -> float:
-  """Scores the sentence that shares most words with its question, by F1."""
+  """Returns F1 of the sentences that share most words with their questions.
+
+  The rule answers every question by one sentence of its context.
+  """
   split = task.splits["test"]
 
   def words(text: str) -> set[str]:
     return {*squad.normalize(text).split()}
 
+  # Split every context into sentences, and choose the best one.
   answers = []
   for example in range(len(split.pieces)):
     context, _, question = split.text(example)
@@ -266,31 +283,33 @@ def load_squad(
   num_train: PositiveCount = squad.COUNTS["train"],
   num_test: PositiveCount = squad.COUNTS["test"],
 ) -> Task:
-  """Opens the questions; the score is F1 of the dev set, as papers quote it.
+  """Opens SQuAD's questions; the score is F1 on the dev set, as in papers.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (paragraphs with about 8,000 questions of train are
-      validation) or "paper" (validation is test).
-    archive: path of a folder with train-v1.1.json and dev-v1.1.json; "" looks
-      for a folder `squad`.
-    vocabulary: path of BERT's vocab.txt or one like it; "" trains one.
-    vocab_size: size of the vocabulary that is trained.
-    max_len: greatest number of word pieces of question and context together;
+    protocol: "jaxformers": paragraphs with about 8,000 questions of train are
+      validation. "paper": validation is test.
+    archive: path of a folder with train-v1.1.json and dev-v1.1.json; ""
+      searches for a folder `squad`.
+    vocabulary: path of a vocab.txt in BERT's format; "" trains a vocabulary.
+    vocab_size: size of a trained vocabulary.
+    max_len: largest number of word pieces of question and context together;
       longer contexts are read in several windows.
-    stride: word pieces between the starts of two windows of a context.
-    question_len: number of word pieces that questions are cut to.
-    num_train, num_test: number of questions of each file; others than SQuAD's
-      are for a stand-in of the same format.
+    stride: number of word pieces between the starts of two windows of a
+      context.
+    question_len: number of word pieces to which questions are cut.
+    num_train, num_test: number of questions of each file; numbers other than
+      SQuAD's are for another data set in the same format.
 
   Raises:
     UserError: for windows without room for a context.
   """
+  # Check the options.
   held_out = HELD_OUT[choose("protocol of squad", protocol, HELD_OUT)]
   sizes = {"max_len": max_len, "stride": stride, "question_len": question_len}
   _check_windows(**sizes)
-  # Pack pieces for the model, and texts to score it; the key of both is the
-  # context, so that they are divided alike.
+  # Pack pieces for the model, and texts for the scores. The key of both is the
+  # context, so both are divided into the same splits.
   coding = _encoding(vocabulary, vocab_size)
   texts = encodings.of_bytes("context", "answers", "question")
   texts = dataclasses.replace(texts, key=encodings.text_key("context"))
@@ -299,7 +318,7 @@ def load_squad(
     for each in (coding, texts)
   )
   coded, written = (with_validation(s, held_out) for s in (coded, written))
-  # Cut contexts into windows.
+  # Read the vocabulary, and cut contexts into windows.
   tokenizer = info.pop("tokenizer")
   names = encodings.pieces(tokenizer)
   start, end = encodings.marks(names)

@@ -1,4 +1,4 @@
-"""Record of a task: its splits, its sizes, and where its data come from."""
+"""Record of a task: its splits, its sizes, and the origin of its data."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ class Task:
 
   Attributes:
     name: name in `TASKS`.
-    protocol: name of the protocol; scores compare within one protocol only.
-    splits: `train`, `validation` and `test`: each a `Split`, such as `Packed`
-      sequences, `Images`, `Scenes` or `Segments` of text.
-    num_classes: number of classes; 0 for language models, and for values.
-    trivial: baselines by name: functions of the task that return a score on
-      test, in the metric of the objective; see `tasks.baselines`.
-    info: where the data come from, as in `info.json`.
+    protocol: name of the protocol; scores are comparable only within one
+      protocol.
+    splits: splits `train`, `validation` and `test`. Each is a `Split`, such as
+      `Packed` sequences, `Images`, `Scenes` or `Segments` of text.
+    num_classes: number of classes; 0 for language models, sentence embeddings,
+      spans, and pre-training whose targets are real numbers.
+    trivial: baselines by name. Each is a function of the task that returns a
+      score on test, in the metric of the objective; see `tasks.baselines`.
+    info: description of the origin of the data, as in `info.json`.
     selection: name of the split that selects the checkpoint: "validation", or
-      "test" under the published protocols that select on it.
+      "test" under published protocols that select on the test split.
     vocabulary: meaning of each id; empty if tokens are real numbers. Id 0 is
-      padding, which is never attended to.
-    max_len: length that sequences are cut to; 0 for images.
-    padded_len: number that the pool "padded_mean" divides by; 0 for max_len.
-    num_inputs: number of sequences of an example: 2 for pairs.
-    separator: id that ends the first of two parts of a sequence; 0 for
+      padding, which is masked in attention.
+    max_len: length to which sequences are cut; 0 for images.
+    padded_len: divisor of the pool "padded_mean"; 0 for max_len.
+    num_inputs: number of sequences of an example; 2 for pairs.
+    separator: id that ends the first of the two parts of a sequence; 0 for
       sequences of one part.
-    tokenizer: how texts become ids: a name in `inputs.TOKENIZERS`; "" if inputs
-      are not text.
+    tokenizer: name in `inputs.TOKENIZERS` of the function that turns texts into
+      ids; "" if inputs are not text.
     tokenizer_json: tokenizer of word pieces or byte pairs in the format of
       `tokenizers`; "" for other tokens.
     objective: "classification", "language_model", "segmentation", "spans",
-      "sentences", or one of pre-training: see `reconstruction`.
+      "sentences", or an objective of pre-training; see `reconstruction`.
     image: (height, width, channels), or () for sequences.
-    classes: names of the classes of a classification.
+    classes: names of the classes of a classification task.
   """
 
   name: str
@@ -74,15 +76,15 @@ class Task:
     return len(self.vocabulary)
 
   def sizes(self) -> dict[str, Any]:
-    """Returns the sizes that `models.build` takes from a task."""
+    """Returns the sizes of the task that `models.build` needs."""
     names = "vocab_size max_len padded_len num_classes num_inputs objective"
     sizes = {name: getattr(self, name) for name in (*names.split(), "image")}
-    # Only sequences of two parts have a separator.
+    # Add the separator of sequences of two parts.
     return sizes | ({"separator": self.separator} if self.separator else {})
 
   @functools.cached_property
   def inputs(self) -> Inputs:
-    """How a model of the task reads texts and arrays."""
+    """Description of how a model of the task reads texts and arrays."""
     return Inputs(
       self.vocabulary,
       self.max_len,
@@ -97,8 +99,8 @@ class Task:
     """Returns the ids of a text as a model reads it; see `Inputs.encode`.
 
     Raises:
-      UserError: if the inputs of the task are not text, or if it cannot encode
-        this text.
+      UserError: if the inputs of the task are not text, or if this text cannot
+        be encoded.
     """
     if not self.tokenizer:
       raise UserError(
@@ -107,12 +109,12 @@ class Task:
     return self.inputs.encode(text, length)
 
   def baselines(self) -> dict[str, float]:
-    """Fits each trivial baseline on train, and returns its score on test."""
+    """Fits the trivial baselines on train; returns their scores on test."""
     return {name: rule(self) for name, rule in self.trivial.items()}
 
   def description(self) -> dict[str, Any]:
-    """Returns what scores depend on, as plain JSON for the checkpoint."""
-    # A digest stands for the vocabulary, which may have 270,000 words.
+    """Returns the properties that scores depend on, as plain JSON."""
+    # Store a digest of the vocabulary, which may have 270,000 words.
     train = self.splits["train"]
     words = json.dumps(self.vocabulary).encode()
     return {

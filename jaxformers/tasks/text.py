@@ -1,4 +1,4 @@
-"""LRA Text: IMDb reviews as bytes, negative or positive."""
+"""LRA Text: classify IMDb reviews as negative or positive, from bytes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from jaxformers.tasks.task import TASKS, Task
 
 @dataclasses.dataclass(frozen=True)
 class TextProtocol:
-  """Lengths of texts, and number of those that choose the checkpoint.
+  """Lengths, tokens and validation texts of a protocol.
 
   Attributes:
     max_len: largest number of tokens of a text.
-    padded_len: length of Skyformer's tensors; 0 for max_len.
-    held_out: number of training texts that choose the checkpoint; 0 if another
-      split chooses it.
-    min_count: number of times that a character occurs in train to have an id
-      of its own; 0 if tokens are bytes.
+    padded_len: length to which Skyformer pads its tensors; 0 for max_len.
+    held_out: number of training texts that are held out for validation; 0 if
+      another split chooses the checkpoint.
+    min_count: number of occurrences in train from which a character gets an id;
+      0 if tokens are bytes.
   """
 
   max_len: int
@@ -40,20 +40,20 @@ class TextProtocol:
     """Returns the encoding of text fields as bytes or characters."""
     if not self.min_count:
       return encodings.of_bytes(*fields)
-    # S4 cuts a text to max_len - 1 characters, then appends an end.
+    # S4 cuts a text to max_len - 1 characters, then appends <eos>.
     cut = self.max_len - 1
     return encodings.characters(*fields, min_count=self.min_count, first=cut)
 
 
-# IMDb has no validation split. LRA, Skyformer and S4 let the test split choose
-# the checkpoint; LRA's config says 1000 bytes where its paper says 4K.
+# IMDb has no validation split. In LRA, Skyformer and S4 the test split chooses
+# the checkpoint. LRA's config has 1,000 bytes, but its paper says 4K.
 PROTOCOLS = {
   "jaxformers": TextProtocol(max_len=4_000, held_out=2_500),
   "lra": TextProtocol(max_len=1_000),
   "skyformer": TextProtocol(max_len=4_000, padded_len=4_096),
   "s4": TextProtocol(max_len=4_096, min_count=15),
 }
-# Numbers in TransJect's paper are of Skyformer\'s reading of the tasks.
+# Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 CLASSES = ("negative", "positive")  # In the order of `imdb.LABELS`.
 
@@ -66,18 +66,20 @@ def load_text(
   archive: str = "",
   max_len: Length = 0,
 ) -> Task:
-  """Opens the reviews; the first time from the archive or the network.
+  """Opens IMDb reviews as bytes or characters, downloaded on first use.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers" (4000 bytes; 2,500 reviews of train are validation),
-      "lra" (1000 bytes), "skyformer" and "paper" (4000), "s4" (4096
-      characters that occur 15 times in train, the last an end); in these
-      validation is test.
-    archive: path of aclImdb_v1.tar.gz or its folder; "" looks for it, then
-      downloads.
-    max_len: number of tokens that a review is cut to; 0 for the protocol's.
+    protocol: "jaxformers": 4,000 bytes, and 2,500 reviews of train are
+      validation. In the other protocols validation is test: "lra": 1,000 bytes;
+      "skyformer" and "paper": 4,000 bytes; "s4": 4,096 tokens, which are the
+      characters that occur at least 15 times in train, and <eos> at the end.
+    archive: path of aclImdb_v1.tar.gz or of its folder; "" searches for one of
+      them, and else downloads the archive.
+    max_len: number of tokens to which reviews are cut; 0 for the length of the
+      protocol.
   """
+  # Open the reviews as bytes or characters, and give them ids.
   chosen = PROTOCOLS[choose("protocol of text", protocol, PROTOCOLS)]
   encoding = chosen.encoding("text")
   splits, info = open_splits(imdb.SOURCE, encoding, data_dir, archive)
@@ -103,8 +105,8 @@ def with_ids(
 ) -> tuple[dict[str, Packed], tuple[str, ...], str]:
   """Gives splits of bytes or characters their ids.
 
-  Characters have a fitted vocabulary, which is taken out of `info`, and end
-  with <eos>; bytes have a fixed one, byte + 1.
+  Characters use the fitted vocabulary, which is removed from `info`, and <eos>
+  ends every text. Bytes use the fixed vocabulary of byte + 1.
 
   Returns:
     The splits, the vocabulary, and the name of the tokenizer.

@@ -1,4 +1,4 @@
-"""Images in colour and their classes, for models of patches."""
+"""Classification of colour images, for models that read patches."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PROTOCOLS = {
   "cifar100": ("jaxformers",),
   "imagenet2012": ("jaxformers", "paper"),
 }
-# Counts by the authors of ILSVRC 2012.
+# Published counts of ILSVRC 2012.
 IMAGENET_COUNTS = {"train": 1_281_167, "validation": 50_000, "classes": 1_000}
-# Mean and deviation of the pixels of the 50,000 training images.
+# Mean and deviation of each channel over the 50,000 training images.
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
@@ -42,7 +42,8 @@ def augmented(
 
   Args:
     splits: splits by name.
-    how: fields of `Augment`; an unknown one raises an error that lists them.
+    how: fields of `Augment`; an unknown field raises an error that lists all
+      fields.
   """
   chosen = call("task.augment", Augment, dict(how or {}))
   train = dataclasses.replace(splits["train"], augment=chosen)
@@ -61,14 +62,14 @@ def _cifar(
 
   Args:
     name: name of the task.
-    origin: source of its images.
-    statistics: mean and deviation of each channel, in [0, 1].
+    origin: source of the images.
+    statistics: mean and deviation of each channel, for pixels in [0, 1].
     data_dir, archive, augment: arguments of the task.
   """
+  # Open the pixels, and validate on the last tenth of train.
   packed, info = open_splits(origin, encodings.pixels(), data_dir, archive)
-  # Validate on the last tenth of train.
   packed |= slices(packed["train"], {"train": 90, "validation": 10})
-  # Read stored pixels as images, normalised by the statistics of train.
+  # Normalise the images by the statistics of train.
   mean, deviation = statistics
   images = {
     name: Images(split, (32, 32, 3), mean=mean, deviation=deviation)
@@ -95,9 +96,9 @@ def load_cifar10(
   archive: str = "",
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
-  """Opens CIFAR-10 in colour; the first time from an archive or the network.
+  """Opens CIFAR-10 in colour; downloads it on first use if necessary.
 
-  The last tenth of the training images are validation, as in the task `image`.
+  The last tenth of the training images is validation, as in the task `image`.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
@@ -117,13 +118,15 @@ def load_cifar100(
   archive: str = "",
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
-  """Opens CIFAR-100 in colour, a hundred fine classes, as `load_cifar10`.
+  """Opens CIFAR-100 in colour with its hundred fine classes.
+
+  The last tenth of the training images is validation.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers".
-    archive: path of cifar-100-binary.tar.gz or its folder; "" looks for it,
-      then downloads.
+    archive: path of cifar-100-binary.tar.gz or of its folder; "" searches for
+      one of them, and else downloads the archive.
     augment: augmentation of training images; see `images.augment.Augment`.
   """
   choose("protocol of cifar100", protocol, PROTOCOLS["cifar100"])
@@ -140,23 +143,24 @@ def load_imagenet(
   size: Annotated[int, Interval("[1, 2^12]")] = 224,
   augment: Mapping[str, Any] | None = None,
 ) -> Task:
-  """Opens ImageNet-1k (or any set of images) in place; no image is copied.
+  """Opens ImageNet-1k (or any set of images) in place, without copies.
 
-  The counts of images and classes are compared with the authors' and kept in
-  `info`; a set with other counts is marked so next to every score.
+  Compares the counts of images and classes with the published counts, and keeps
+  them in `info`. Scores on a set with other counts are marked.
 
   Args:
     data_dir: folder for the labels; see `data_folder`.
     protocol: "jaxformers": one in 128 of the training images (10,009) is
-      validation, and the authors' validation is test; or "paper": theirs is
-      both, as in papers that report the best epoch on it.
+      validation, and the authors' validation images are test. "paper": the
+      authors' validation images are validation and test, as in papers that
+      report the best epoch.
     archive: path of a directory in which tensorflow-datasets has prepared
       `imagenet2012` with file_format="array_record", or of a folder with
       train/CLASS/*.JPEG and val/CLASS/*.JPEG.
     size: height and width of the images that a model reads.
     augment: augmentation of training images; see `images.augment.Augment`.
   """
-  # Nothing can be downloaded: the authors require an account.
+  # Require a path: a download needs an account.
   choose("protocol of imagenet2012", protocol, PROTOCOLS["imagenet2012"])
   if not archive:
     raise UserError(
@@ -165,14 +169,14 @@ def load_imagenet(
       "folder with train/CLASS/ and val/CLASS/, with --archive (prepare) or "
       "--config.task.archive."
     )
-  # Open the images in place; their bytes are decoded in batches.
+  # Open the images in place; `Images.batch` decodes them.
   root = paths.expand(archive)
   opened, classes = _open(root, data_folder(data_dir))
   images = {
     name: Images(store, (size, size, 3), encoded=True)
     for name, store in opened.items()
   }
-  # Choose the checkpoint on a part of train, or on the authors' validation.
+  # Validate on a part of train, or on the authors' validation images.
   is_paper = protocol == "paper"
   held_out = 0 if is_paper else max(len(images["train"]) // 128, 1)
   images = with_validation(images, held_out)
@@ -192,10 +196,10 @@ def load_imagenet(
 def _open_prepared(
   root: Path, cache: Path
 ) -> tuple[dict[str, stores.ImageStore], tuple[str, ...]]:
-  """Does `_open` for a directory that tensorflow-datasets has prepared."""
+  """Opens a directory that tensorflow-datasets has prepared; see `_open`."""
   from jaxformers.data.engine import builder
 
-  # Take the authors' validation as test: the test split has no labels.
+  # Use the authors' validation images as test: their test split has no labels.
   splits, classes = builder.open_images(root)
   sources = {"train": "train", "test": "validation"}
   if not {*sources.values()} <= splits.keys():
@@ -203,10 +207,10 @@ def _open_prepared(
       f"{root} has the splits {sorted(splits)}: give a directory with the "
       "splits train and validation."
     )
-  # Labels are cached under a digest of the directory's description.
+  # Cache the labels under a digest of the metadata of the directory.
   description = (root / "dataset_info.json").read_bytes()
   digest = hashlib.blake2b(description, digest_size=6).hexdigest()
-  # Names and sizes of the files stand for their content in the digest.
+  # Digest the names and sizes of the files instead of their content.
   records = sorted(
     path
     for path in root.glob("*.array_record*")
@@ -229,10 +233,10 @@ def _open_prepared(
 def _provenance(
   root: Path, opened: Mapping[str, stores.ImageStore], classes: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns where images come from; only their counts are verified.
+  """Returns the description of the origin of the images; checks their counts.
 
-  No checksum of the unpacked images is published. A set with other counts is
-  marked as another archive than the authors' next to every score.
+  No checksum of the unpacked images is published, so only the counts can be
+  checked. A set with other counts is marked as differing from the authors'.
   """
   # Count images and classes.
   train, test = opened["train"], opened["test"]
@@ -241,7 +245,7 @@ def _provenance(
   is_authors = counts == IMAGENET_COUNTS
   info = {"source": root.name, "counts": counts, "authors_counts": is_authors}
   if not is_authors:
-    # Tell such sets apart by their classes, labels and names.
+    # Identify another set by a digest of its classes, labels and keys.
     digest = hashlib.sha256(repr(tuple(classes)).encode())
     for store in (train, test):
       digest.update(store.labels.tobytes() + store.keys.tobytes())
@@ -253,15 +257,15 @@ def _provenance(
 def _open(
   root: Path, data_dir: Path
 ) -> tuple[dict[str, stores.ImageStore], tuple[str, ...]]:
-  """Opens `train` and `test`, the authors' validation; also the classes."""
+  """Returns `train`, `test` (the authors' validation), and the classes."""
   if (root / "dataset_info.json").is_file():
     return _open_prepared(root, data_dir / "packed")
-  # Otherwise read folders by class; the authors call the test split val.
+  # Otherwise read folders by class; val/ holds the images of `test`.
   folders = {"train": root / "train", "test": root / "val"}
   for path in folders.values():
     if not path.is_dir():
       raise UserError(
-        f"There is no folder {path}: give one with train/CLASS/ and "
+        f"There is no folder {path}: give a folder with train/CLASS/ and "
         "val/CLASS/, or a directory of tensorflow-datasets."
       )
   classes = stores.list_classes(folders["train"])

@@ -1,1 +1,1 @@
-"""Archives, packing, digests and the order of examples, for any data set."""
+"""Archives, packing, digests and the order of examples of every data set."""

@@ -1,9 +1,9 @@
-"""Archives as their authors ship them, read without unpacking to disk.
+"""Reads archives as their authors ship them, without unpacking to disk.
 
 An archive is a tar (plain, gzip, bzip2 or xz, recognised by its content), a
-folder, or a single file. Nothing is written, so nothing can be left behind;
-members that would lead out of a folder are refused all the same, because such
-an archive was made to do harm.
+folder, or a single file. Nothing is written to disk. Members whose paths lead
+out of the archive are refused nevertheless, because such an archive is
+malicious.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.paths import expand
 
 COMPRESSED = (".gz", ".bz2", ".xz")
-# Archives that are refused, by their first bytes.
+# First bytes and names of the formats that are refused.
 NOT_READ = {
   b"PK\x03\x04": "zip",
   b"PK\x05\x06": "zip",
@@ -42,12 +42,12 @@ Stream = tuple[str, Iterator[bytes]]  # A name, and the content in parts.
 def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
   """Returns the path of a local archive, or None if there is none.
 
-  Without `archive`, the names are looked for in $JAXFORMERS_DATA_ARCHIVES and
+  Without `archive`, searches for the names in $JAXFORMERS_DATA_ARCHIVES and
   then in `data_dir`/downloads/manual.
 
   Args:
     names: names of files or folders, in order of preference.
-    archive: path that the user chose; "" to look for the names.
+    archive: path that the user chose; "" to search for the names.
     data_dir: folder of prepared data.
 
   Raises:
@@ -59,10 +59,10 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
     if not path.exists():
       raise UserError(
         f"There is no archive {path}: give the path of {' or '.join(names)}, "
-        "or leave the archive out to look for it and to download it."
+        "or remove the option to search for the archive and to download it."
       )
     return path
-  # Look in the user's folder first.
+  # Search the user's folder first, then the folder of downloads.
   folders = [data_dir / "downloads" / "manual"]
   if os.environ.get("JAXFORMERS_DATA_ARCHIVES"):
     folders.insert(0, Path(os.environ["JAXFORMERS_DATA_ARCHIVES"]))
@@ -71,15 +71,17 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
 
 
 def checksum(path: Path) -> str:
-  """Returns the SHA-256 of a file; for a folder, "listing-" and another one.
+  """Returns the SHA-256 of a file, or "listing-" and a SHA-256 for a folder.
 
-  The SHA-256 of a folder is that of names and sizes: a release may be a folder
-  of many gigabytes, and every run that names it asks for this at its start.
-  Files that systems add to a folder, see `files.is_junk`, do not count.
+  The SHA-256 of a folder covers the names and sizes of its files, not their
+  content: every run that names the folder computes it at its start, and a
+  folder may hold many gigabytes. Files that systems add to a folder do not
+  count; see `files.is_junk`.
   """
   if path.is_file():
     status = path.stat()
     return _file_checksum(path, status.st_size, status.st_mtime_ns)
+  # Hash "NAME\0SIZE\n" of every file of the folder.
   digest = hashlib.sha256()
   for name, entry in files.walk(path):
     if entry.is_file():
@@ -90,10 +92,10 @@ def checksum(path: Path) -> str:
 
 @functools.cache
 def _file_checksum(path: Path, size: int, modified: int) -> str:
-  """Returns the SHA-256 of a file, read once per process.
+  """Returns the SHA-256 of a file; reads the file once per process.
 
-  Preparing asks for it before and after. Size and time of change are arguments
-  so that a file that has changed is read again.
+  The preparation of data needs the SHA-256 before and after it. Size and time
+  of change are arguments so that a file that has changed is read again.
   """
   del size, modified
   with path.open("rb") as file:
@@ -107,23 +109,23 @@ def members(
   wanted: Callable[[str], bool] = lambda name: True,
   is_users: bool = False,
 ) -> Iterator[tuple[str, bytes]]:
-  """Yields (name, content) of every wanted file of an archive, in its order.
+  """Yields (name, content) of every wanted file, in the archive's order.
 
-  Keep nothing before the iterator has ended: only then is the archive read to
-  its end, and its checksum compared.
+  Trust no content before the iterator has ended: the checksum of an archive is
+  compared at its end.
 
   Args:
-    path: a tar, a folder, or a single file, which may be compressed.
-    max_bytes: largest allowed size of all content, unpacked.
-    wanted: returns True for the name of a file to read; files that systems add
-      to a folder, see `files.is_junk`, are never read.
-    is_users: True for a folder that its user has made, whose links may lead out
-      of it.
+    path: path of a tar, a folder, or a single file, which may be compressed.
+    max_bytes: largest allowed size of all unpacked content.
+    wanted: function that returns True for the name of a file to read. Files
+      that systems add to a folder are never read; see `files.is_junk`.
+    is_users: True for a folder that the user has made: its links may lead out
+      of the folder.
 
   Raises:
-    UserError: for an archive that is damaged, truncated or of another kind,
-      that holds two files of a name, a member or a link that leads out of it,
-      or more than max_bytes.
+    UserError: for an archive that is damaged, truncated, of an unknown format
+      or larger than max_bytes, that holds two files with the same name, or a
+      member or a link that leads out of the archive.
   """
   with _explained(path):
     for name, parts in _streams(path, max_bytes, wanted, is_users):
@@ -135,40 +137,41 @@ def members(
 def lines(
   path: Path, wanted: Callable[[str], bool], *, max_bytes: int
 ) -> Iterator[tuple[str, bytes]]:
-  """Yields (name, line) of every wanted file, without holding a whole file.
+  """Yields (name, line) of every wanted file; never holds a whole file.
 
-  Lines end in \\n alone, which is left out.
+  Only \\n ends a line; the line is yielded without it.
 
   Args:
-    path, wanted, max_bytes: as for `members`.
+    path, wanted, max_bytes: arguments of `members`.
 
   Raises:
-    UserError: as `members`.
+    UserError: for the same reasons as `members`.
   """
   with _explained(path):
     for name, parts in _streams(path, max_bytes, wanted):
       rest = b""
       for part in parts:
-        *whole, rest = (rest + part).split(b"\n")
-        yield from ((name, line) for line in whole)
+        # Keep the incomplete last line for the next part.
+        *complete, rest = (rest + part).split(b"\n")
+        yield from ((name, line) for line in complete)
       if rest:
         yield name, rest
 
 
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
-  """Raises UserError in place of the errors of a damaged archive."""
+  """Replaces the errors of a damaged archive by a UserError."""
   try:
     yield
   except streams.TooLargeError:
     raise _too_large(path) from None
   except streams.DAMAGE as error:
-    # A folder is not damaged: its files cannot be read.
+    # Files of a folder have no format: keep the error of the file system.
     if path.is_dir():
       raise
     raise UserError(
       f"{path} cannot be read to its end ({error}): it is damaged, truncated "
-      "or no archive of a known kind. Fetch it again; nothing was kept of it."
+      "or no archive of a known format. Fetch it again; nothing was kept of it."
     ) from error
 
 
@@ -178,14 +181,14 @@ def _streams(
   wanted: Callable[[str], bool],
   is_users: bool = False,
 ) -> Iterator[Stream]:
-  """Yields (name, parts) of every wanted file of an archive, in its order."""
+  """Yields (name, parts) of every wanted file, in the archive's order."""
   if path.is_dir():
     yield from _folder(path, max_bytes, wanted, is_users)
     return
-  # Yield every file once; two of a name would be two contents of one thing.
+  # Refuse two files with the same name: it is unclear which one is meant.
   names: set[str] = set()
   for name, parts in _file_members(path, max_bytes, wanted):
-    # "a/./b" and "a/b" are one name.
+    # "a/./b" and "a/b" are the same name.
     plain_name = posixpath.normpath(name)
     if plain_name in names:
       problem = f"holds two files with the name {plain_name!r}"
@@ -200,44 +203,44 @@ def placed_members(
   """Yields (place, name, content) of every file that has a place.
 
   Args:
-    path: a tar, a folder, or a single file.
-    place: function from the name of a file to what it holds, such as its split;
-      None for files that are not read.
-    max_bytes: largest allowed size of all content, unpacked.
+    path: path of a tar, a folder, or a single file.
+    place: function from the name of a file to a description of its content,
+      such as its split; returns None for files that are not read.
+    max_bytes: largest allowed size of all unpacked content.
 
   Raises:
-    UserError: as `members`.
+    UserError: for the same reasons as `members`.
   """
 
   def has_place(name: str) -> bool:
     return place(name) is not None
 
   for name, content in members(path, max_bytes=max_bytes, wanted=has_place):
-    found = place(name)
-    assert found is not None  # `members` yields what `has_place` wants.
-    yield found, name, content
+    file_place = place(name)
+    assert file_place is not None  # `members` yields only files with a place.
+    yield file_place, name, content
 
 
 def by_file(places: Mapping[str, Place]) -> Callable[[str], Place | None]:
-  """Returns a function for `placed_members`: places by names of files."""
+  """Returns the `place` function that looks up the last part of a path."""
   return lambda path: places.get(path.rpartition("/")[2])
 
 
 def _file_members(
   path: Path, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[Stream]:
-  """Yields (name, parts) of the wanted files of a tar, or the file itself."""
+  """Yields (name, parts) of the wanted files of a tar, or of a single file."""
   with path.open("rb") as raw:
-    # Decide by the content: the file may have any name.
+    # Recognise the format by the content: the file may have any name.
     start = raw.read(tar.BLOCK)
     raw.seek(0)
     for magic, kind in NOT_READ.items():
       if start.startswith(magic):
         raise UserError(
-          f"{path} is a {kind} archive, which is not read: unpack it, and give "
-          "the folder, or pack it as a tar."
+          f"{path} is a {kind} archive, which cannot be read here: unpack it, "
+          "and give the folder, or pack it as a tar."
         )
-    # A file such as train.txt.gz is compressed, but no tar.
+    # Tell a compressed single file, such as train.txt.gz, from a tar.
     is_tar, name = tar.is_tar(start), path.name
     is_one = streams.is_compressed(start) and ".tar" not in path.suffixes
     if is_one and path.suffix.lower() in COMPRESSED:
@@ -245,6 +248,7 @@ def _file_members(
     if is_one:
       is_tar = tar.is_compressed_tar(raw)
       raw.seek(0)
+    # Yield a single file, if it is wanted.
     if not is_tar:
       if path.stat().st_size > max_bytes:
         raise _too_large(path)
@@ -254,8 +258,8 @@ def _file_members(
         raise tarfile.ReadError(problem)
       yield name, streams.read_file(raw, max_bytes)
       return
-    # Read the tar as a stream; the bar shows the bytes of the file, and there
-    # is none where stderr is no terminal.
+    # Read the tar as a stream. The progress bar counts the bytes of the file;
+    # tqdm hides the bar if stderr is not a terminal.
     bar = {"desc": path.name, "file": sys.stderr, "disable": None}
     with tqdm.tqdm.wrapattr(
       raw, "read", total=path.stat().st_size, **bar
@@ -270,13 +274,14 @@ def _file_members(
 def _refused(
   path: Path, problem: str, remedy: str = "Fetch it again from its authors."
 ) -> UserError:
-  """Returns the error for an archive that could do harm."""
+  """Returns the error for an archive that is refused."""
   return UserError(
     f"{path} {problem}: it was refused, nothing was kept of it. {remedy}"
   )
 
 
 def _too_large(path: Path) -> UserError:
+  """Returns the error for an archive that unpacks to too many bytes."""
   return _refused(path, "unpacks to more bytes than its data set has")
 
 
@@ -286,8 +291,8 @@ def _is_wanted(
   """Returns True if a member is a wanted file.
 
   Raises:
-    UserError: for a member that would do harm, or a wanted one whose content
-      is elsewhere.
+    UserError: for a member that leads out of the archive or is no plain file,
+      and for a wanted member that is only a link.
   """
   name = member.name
   # Refuse names, and targets of links, that lead out of the archive.
@@ -301,16 +306,16 @@ def _is_wanted(
     if inside.startswith(("/", "../")) or inside == ".." or ":" in inside[:2]:
       problem = f"holds {name!r}, which leads out of it ({place!r})"
       raise _refused(path, problem)
-  # Refuse devices, and sparse files, whose holes would come out of nothing.
+  # Refuse devices, and sparse files: their holes can claim any size.
   is_device = member.ischr() or member.isblk() or member.isfifo()
   if is_device or member.type == tarfile.GNUTYPE_SPARSE:
     raise _refused(path, f"holds {name!r}, which is not a plain file")
-  # Refuse links in the place of files that are read.
+  # Refuse a wanted file that is only a link.
   is_link = member.issym() or member.islnk()
   if is_link and not files.is_junk(name) and wanted(name):
     raise UserError(
       f"{path} holds {name!r} only as a link to {member.linkname!r}: give the "
-      "unpacked folder, or pack it again with the files themselves (GNU tar: "
+      "unpacked folder, or pack it again with files instead of links (GNU tar: "
       "--hard-dereference --dereference)."
     )
   return member.isfile() and not files.is_junk(name) and wanted(name)
@@ -322,7 +327,7 @@ def refusal(archive: Path, name: str, problem: str) -> UserError:
   Args:
     archive: path of the archive.
     name: name of the file in it.
-    problem: what the file is, to follow "which is".
+    problem: description of the file that completes "which is ...".
   """
   return UserError(
     f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
@@ -345,11 +350,11 @@ def _folder(
       raise UserError(
         f"{file} is no file, or a link to a missing one: remove or replace it."
       )
-    # Refuse links to other folders, and more bytes than the set has.
+    # Refuse links out of the folder, and more bytes than allowed.
     if not is_users and not file.resolve().is_relative_to(root):
       raise UserError(
-        f"{folder} holds {name!r}, a link that leads out of it: replace the "
-        "link by the file itself."
+        f"{folder} holds {name!r}, a link that leads out of the folder: "
+        "replace the link by the file."
       )
     left -= entry.stat().st_size
     if left < 0:

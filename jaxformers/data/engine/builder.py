@@ -1,8 +1,8 @@
 """Writes and reads array_record files with tensorflow-datasets.
 
-The stock builders need TensorFlow to unpack their archives, and to sort splits
-of more than 1 GB; `SourceBuilder` does not. Import this module lazily:
-tensorflow-datasets takes a second.
+The stock builders need TensorFlow to unpack their archives and to sort splits
+of more than 1 GB; `SourceBuilder` does not need it. Import this module lazily:
+importing tensorflow-datasets takes a second.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from jaxformers.data.engine.source import Examples, Source
 from jaxformers.foundations.errors import UserError
 
 FORMAT = "array_record"
-# Splits of more than 1 GB are sorted in parts, to which examples are assigned
-# by numbers below 2^128. This factor spreads the places of examples over them.
+# `sorting` sorts large splits in parts, by sort keys below 2^128. The factor
+# SPREAD distributes the places of ordered examples over all parts.
 MOST_EXAMPLES = 1 << 24
 SPREAD = (1 << 128) // MOST_EXAMPLES
 
@@ -33,11 +33,11 @@ SPREAD = (1 << 128) // MOST_EXAMPLES
 class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
   tfds.core.GeneratorBasedBuilder, skip_registration=True
 ):
-  """Builder of one source; `builder_class` makes its subclass.
+  """Base class of the builder of one source; see `builder_class`.
 
   Attributes:
     source: the data set.
-    archive: path of its archive, or None to download it.
+    archive: path of the archive of the data set, or None to download it.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -45,6 +45,7 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
   archive: Path | None = None
 
   def _info(self) -> tfds.core.DatasetInfo:
+    # tensorflow-datasets calls this hook to read the features.
     kinds = self.source.features
     features = {name: _feature(kind) for name, kind in kinds.items()}
     return tfds.core.DatasetInfo(
@@ -55,7 +56,7 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
     )
 
   def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-    # Download where there is no local archive; generated data have no URL.
+    # Download the archive if there is no local one; generated data have no URL.
     archive = self.archive
     if archive is None and self.source.url:
       archive = Path(dl_manager.download(self.source.url))
@@ -65,19 +66,19 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
     }
 
   def _generate_examples(self, split: str, rows: Any) -> Iterator[Any]:
-    # Yield every example once, with its images as files.
+    # Yield (sort key, example) once per example, with images as PNG files.
     images = _names(self.info.features, tfds.features.Image)
     places: set[int] = set()
     for key, example in rows:
-      # Without shuffling the key is the example's place.
+      # The key of an example that is not shuffled is its place.
       if not self.source.shuffled and int(key) >= MOST_EXAMPLES:
         raise UserError(
           f"{self.archive or self.name} holds more than {MOST_EXAMPLES:,} "
-          "examples in one split: divide it into several data sets."
+          "examples in one split: divide the split into several data sets."
         )
       shuffled = self.source.shuffled
       place = _hash(split, key) if shuffled else int(key) * SPREAD
-      # Refuse duplicates, and name the archive and the remedy.
+      # Refuse two examples with the same key.
       if place in places:
         raise UserError(
           f"{self.archive or self.name} holds the example {key!r} twice: give "
@@ -85,8 +86,8 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
           "of it."
         )
       places.add(place)
-      # Encode arrays by Pillow, for tensorflow-datasets would use TensorFlow;
-      # images that are files already, as bytes, stay as they are.
+      # Encode arrays with Pillow: tensorflow-datasets would use TensorFlow.
+      # Images that are bytes are files already and stay unchanged.
       encoded = {
         name: _png(example[name])
         for name in images
@@ -97,8 +98,8 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
   def _download_and_prepare(
     self, dl_manager: Any, download_config: tfds.download.DownloadConfig
   ) -> None:
-    # tensorflow-datasets calls this hook to write the files. It is overridden
-    # because the default needs TensorFlow for splits of more than 1 GB.
+    # tensorflow-datasets calls this hook to write the files. The default hook
+    # needs TensorFlow for splits of more than 1 GB.
     splits = self._split_generators(dl_manager)
     infos = [
       self._write_split(name, examples, download_config.get_shard_config())
@@ -109,8 +110,8 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
   def _write_split(
     self, split: str, examples: Iterator[Any], shard_config: Any
   ) -> tfds.core.SplitInfo:
-    """Writes the files of a split, the same as tensorflow-datasets would."""
-    # Sort all examples first: their bytes decide on the number of files.
+    """Writes the same files of a split as tensorflow-datasets would."""
+    # Sort all examples first: their total size determines the number of files.
     sorter = sorting.ExampleSorter(Path(self.data_dir))
     for place, example in examples:
       sorter.add(place, self.info.features.serialize_example(example))
@@ -120,7 +121,7 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
         f"{self.archive or self.name} holds no example of the split {split!r}: "
         "give another archive. Nothing was kept of it."
       )
-    # Divide the examples into files of equal numbers.
+    # Divide the examples into files with equal numbers of examples.
     num_shards = shard_config.get_number_shards(num_bytes, count)
     stops = [round(count * i / num_shards) for i in range(num_shards + 1)]
     lengths = [stop - start for start, stop in itertools.pairwise(stops)]
@@ -130,7 +131,7 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
       split=split,
       filetype_suffix=FORMAT,
     )
-    # Write them one after the other.
+    # Write the files one after the other.
     writer = tfds.core.ExampleWriter(self.info.file_format)
     ordered = iter(sorter)
     for i, length in enumerate(lengths):
@@ -145,47 +146,49 @@ class SourceBuilder(  # type: ignore[call-arg]  # Its base has no types.
 
 
 def _hash(split: str, key: str | int) -> int:
-  """Returns the 128 bits by which tensorflow-datasets orders an example."""
+  """Returns the 128-bit hash by which tensorflow-datasets sorts an example."""
   content = f"{split}{key}".replace("\\", "/").encode()
   digest = hashlib.md5(content, usedforsecurity=False).digest()
   return int.from_bytes(digest, "big")
 
 
 def _names(features: Any, kind: type) -> list[str]:
-  """Returns the names of the features of a class."""
+  """Returns the names of the features that are instances of a class."""
   return [name for name, value in features.items() if isinstance(value, kind)]
 
 
 def _png(pixels: np.ndarray) -> bytes:
-  """Returns pixels [height, width, channels] as PNG, compressed for speed."""
+  """Returns pixels [height, width, channels] as a fast, large PNG file."""
   file = io.BytesIO()
   Image.fromarray(np.squeeze(pixels)).save(file, "PNG", compress_level=1)
   return file.getvalue()
 
 
 def _feature(kind: Any) -> Any:
-  """Returns the feature of tensorflow-datasets for one of a `Source`."""
+  """Returns the feature class of tensorflow-datasets for a `Source` feature."""
   if kind is bytes:
     return tfds.features.Text()
+  # Ids: a sequence of unknown length.
   if kind is np.uint8:
     return tfds.features.Tensor(
       shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
     )
+  # A tuple of integers is the shape of an image; a tuple of names, of labels.
   if all(isinstance(part, int) for part in kind):
     return tfds.features.Image(shape=kind, encoding_format="png")
   return tfds.features.ClassLabel(names=list(kind))
 
 
 def builder_class(source: Source) -> type[SourceBuilder]:
-  """Returns the builder of a source, named after it."""
+  """Returns the builder class of a source, which has the name of the source."""
   fields: dict[str, Any] = {"source": source, "name": source.name}
-  # tensorflow-datasets compares a download with its size and checksum.
+  # tensorflow-datasets verifies the size and the checksum of a download.
   if source.url:
     info = tfds.download.checksums.UrlInfo(
       size=source.size, checksum=source.sha256, filename=source.archives[0]
     )
     fields["url_infos"] = {source.url: info}
-  # Make the subclass without registering it: another source may share a name.
+  # Do not register the subclass: several sources may have the same name.
   title = source.name.title().replace("_", "")
   fields["__module__"] = __name__
   make_class: Any = type(SourceBuilder)
@@ -199,18 +202,18 @@ def prepare(
 
   Args:
     source: the data set.
-    archive: path of its archive, or None to download or generate it.
+    archive: path of the archive, or None to download or generate the data.
     folder: folder of the array_record files.
     downloads: folder of downloaded archives.
 
   Raises:
-    UserError: for an archive with other content than expected, or a download
-      that fails or has another checksum than the authors', with the remedy.
+    UserError: for an archive with unexpected content, a download that fails, or
+      a download whose checksum differs from the authors'.
   """
-  # Write the files without the messages of tensorflow-datasets.
+  # Write the files, and hide the messages of tensorflow-datasets.
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
   builder.archive = archive
-  tfds.disable_progress_bar()  # The bar of `archive.members` says more.
+  tfds.disable_progress_bar()  # `archive.members` has its own bar.
   failures = (
     tfds.core.download.download_manager.NonMatchingChecksumError,
     tfds.core.download.util.DownloadError,
@@ -223,7 +226,7 @@ def prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False),
       )
   except failures as error:
-    # Other errors than those of a download keep their own message.
+    # Explain failed downloads only; keep the message of every other error.
     if archive is not None or not source.url:
       raise
     raise UserError(
@@ -233,20 +236,20 @@ def prepare(
 
 
 def open_prepared(source: Source, folder: Path) -> dict[str, Examples]:
-  """Returns the splits that `prepare` wrote, by random access."""
+  """Returns the splits that `prepare` wrote, with random access."""
   builder = builder_class(source)(data_dir=folder, file_format=FORMAT)
   return builder.as_data_source(decoders=_decoders(source, builder, folder))
 
 
 @tfds.decode.make_decoder()
 def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
-  """Decodes a JPEG or PNG; tensorflow-datasets would accept any format."""
+  """Decodes a JPEG or PNG file; tensorflow-datasets would accept any format."""
   height, width, channels = feature.shape
   picture = pictures.decode(
     content,
     lambda reason: UserError(
-      f"{folder} holds an image that is {reason}. Delete it, and prepare it "
-      "again."
+      f"{folder} holds an image that is {reason}. Delete the folder, and "
+      "prepare the data again."
     ),
     mode="L" if channels == 1 else "RGB",
     size=(width, height) if width and height else None,
@@ -255,7 +258,7 @@ def _pixels(content: bytes, feature: Any, folder: Path) -> np.ndarray:
 
 
 def _decoders(source: Source, builder: Any, folder: Path) -> dict[str, Any]:
-  """Returns decoders of the images of a set: features of bytes stay files."""
+  """Returns a decoder for every image feature; `bytes` features stay files."""
   names = _names(builder.info.features, tfds.features.Image)
   is_file = {name: source.features.get(name) is bytes for name in names}
   return {
@@ -271,13 +274,14 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     folder: folder of dataset_info.json, such as imagenet2012/5.1.0.
 
   Returns:
-    The splits, by random access, `image` being bytes; and the names of classes.
+    The splits with random access, in which `image` is the bytes of a file; and
+    the names of the classes.
 
   Raises:
-    UserError: for another format than array_record, no images with labels, or
-      metadata that cannot be read; see `metadata.open_directory`.
+    UserError: for a format other than array_record, a set without labelled
+      images, or unreadable metadata; see `metadata.open_directory`.
   """
-  # Require an image and a label with names of classes.
+  # Require the features `image` and `label`, and names of the classes.
   builder = _open_directory(folder)
   features = dict(builder.info.features.items())
   names = getattr(features.get("label"), "names", None)
@@ -287,7 +291,7 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
       f"{folder} has the features {sorted(features)}, not `image` and `label` "
       "with names of classes: give the directory of a set of images."
     )
-  # Keep images encoded: they are decoded in batches.
+  # Keep images encoded: `Images.batch` decodes them.
   raw = {"image": tfds.decode.SkipDecoding()}
   return builder.as_data_source(decoders=raw), tuple(names)
 
@@ -295,24 +299,25 @@ def open_images(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
 def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
   """Returns the texts of every split that a stock builder has prepared.
 
-  They are those of the feature `text`, or of the only text of an example.
+  Reads the feature `text`, or the only text feature if there is no `text`.
 
   Args:
     folder: folder of dataset_info.json, such as wiki40b/en/1.3.0.
 
   Raises:
-    UserError: for another format than array_record, or no such feature.
+    UserError: for a format other than array_record, or if the text feature is
+      missing or ambiguous.
   """
-  # Find the one feature of text.
+  # Find the text feature.
   builder = _open_directory(folder)
   features = builder.info.features
   names = _names(features, tfds.features.Text)
   if len(names) != 1 and "text" not in names:
     texts_named = ", ".join(names) or "no text"
     raise UserError(
-      f"{folder} has the features {sorted(features)}, and among them "
-      f"{texts_named}: give the directory of a set with one text an example, "
-      "or with one called text."
+      f"{folder} has the features {sorted(features)}, of which are texts: "
+      f"{texts_named}. Give the directory of a set with one text feature, or "
+      "with a feature called text."
     )
   text = "text" if "text" in names else names[0]
   return {
@@ -322,7 +327,7 @@ def open_texts(folder: Path) -> dict[str, Iterator[bytes]]:
 
 
 def _open_directory(folder: Path) -> tfds.core.DatasetBuilder:
-  """Returns the builder of a directory in array_record."""
+  """Returns the builder of a directory; requires the format array_record."""
   builder = metadata.open_directory(folder)
   suffix = builder.info.file_format.file_suffix
   if suffix != FORMAT:
@@ -341,8 +346,8 @@ def open_stock(source: Source, folder: Path) -> dict[str, Examples]:
     folder: folder of dataset_info.json.
 
   Raises:
-    UserError: for other features, classes or counts, or another format than
-      array_record.
+    UserError: for unexpected features, classes or counts, or a format other
+      than array_record.
   """
   if not source.counts:
     raise UserError(
@@ -358,8 +363,8 @@ def open_stock(source: Source, folder: Path) -> dict[str, Examples]:
     classes = getattr(features.get(name), "names", None)
     if name not in features or (name == "label" and classes != list(kind)):
       raise UserError(
-        f"{folder} has the features {features} and not those of "
-        f"{source.name}, {dict(source.features)}: give the directory of "
+        f"{folder} has the features {features}, but {source.name} has "
+        f"{dict(source.features)}: give the directory of "
         f"{source.name}."
       )
   # Compare the number of examples of every split.
@@ -371,7 +376,7 @@ def open_stock(source: Source, folder: Path) -> dict[str, Examples]:
         f"{folder} holds {size:,} examples under {name!r} instead of "
         f"{count:,}: prepare it again."
       )
-  # Open the splits that the source has; a stock builder may have more.
+  # Open only the splits of the source; a stock builder may have more.
   decoders = _decoders(source, builder, folder)
   return {
     name: builder.as_data_source(name, decoders=decoders)

@@ -1,8 +1,8 @@
-"""Digests that tell damaged data from what was written.
+"""Digests that detect damaged files.
 
 A sealed folder has a record: a JSON file with the digests of all other files
-and one of its own content. Digests are XXH3 hashes of 128 bits: they detect
-accidents, such as flipped bits and cut files, and do not protect from forgery.
+and the digest of the record's content. Digests are 128-bit XXH3 hashes: they
+detect accidents, such as flipped bits and cut files, but not forgery.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import xxhash
 from jaxformers.foundations import durable
 from jaxformers.foundations.errors import UserError
 
-BLOCK = 1 << 20  # Bytes read at a time; larger blocks leave the CPU's cache.
+BLOCK = 1 << 20  # Bytes read at a time; larger blocks do not fit the cache.
 
 
 def of_file(path: Path) -> str:
@@ -35,7 +35,7 @@ def of_file(path: Path) -> str:
 def of_array(array: np.ndarray) -> str:
   """Returns the digest of the file that `np.save` would write for an array."""
   array = np.ascontiguousarray(array)
-  # Hash NumPy's header, with type and shape, and then the data.
+  # Hash NumPy's header, which holds type and shape, and then the data.
   header = io.BytesIO()
   fields = np.lib.format.header_data_from_array_1_0(array)
   np.lib.format.write_array_header_1_0(header, fields)
@@ -45,59 +45,62 @@ def of_array(array: np.ndarray) -> str:
 
 
 def of_parts(*parts: str | np.ndarray) -> str:
-  """Returns one digest of texts and arrays, with their types and shapes."""
+  """Returns one digest of texts and arrays, including types and shapes."""
   return _of_json([p if isinstance(p, str) else of_array(p) for p in parts])
 
 
 def _of_json(content: Any) -> str:
-  # Sorted keys: the order of a dictionary must not change its digest.
+  # Sort the keys: the order of a dictionary must not change its digest.
   text = json.dumps(content, sort_keys=True)
   return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def seal(folder: Path, name: str, content: Mapping[str, Any]) -> None:
-  """Writes the record of a folder that is otherwise complete.
+  """Writes the record of a folder whose other files are complete.
+
+  The record has the fields of `content`, and two more: `digests` maps the names
+  of all other files to their digests; `digest` is the digest of all fields of
+  the record except `digest`.
 
   Args:
     folder: folder whose files never change afterwards.
     name: file name of the record.
-    content: what the record holds besides `digests`, a mapping from the names
-      of all other files to their digests, and `digest`, that of the record's
-      other fields.
+    content: fields of the record besides `digests` and `digest`.
   """
+  # Digest every file below the folder.
   files = {
     path.relative_to(folder).as_posix(): of_file(path)
     for path in sorted(folder.rglob("*"))
     if path.is_file()
   }
-  # Digest the content as it will be read: JSON turns tuples into lists.
+  # Digest the content as JSON reads it back: tuples have become lists.
   record = json.loads(json.dumps({**content, "digests": files}))
   durable.write_json(folder / name, {**record, "digest": _of_json(record)})
 
 
-# What to do about damage of a folder, for prepared data.
+# Default remedy of `verify`, for folders of prepared data.
 PREPARED = "Remove {folder} and run again: the data are prepared again."
 
 
 def verify(
   folder: Path, name: str, remedy: str = PREPARED
 ) -> tuple[dict[str, Any], dict[str, str]]:
-  """Reads all files of a sealed folder, and compares them with their digests.
+  """Compares all files of a sealed folder with their digests.
 
   Args:
     folder: folder that `seal` has sealed.
-    name: file name of its record.
-    remedy: last sentence of the error, with {folder} in it.
+    name: file name of the record.
+    remedy: last sentence of the error message, a template with {folder}.
 
   Returns:
-    The content that was given to `seal`, and the digests of the files.
+    The `content` that was passed to `seal`, and the digests of the files.
 
   Raises:
     UserError: for a missing or damaged file, with the remedy.
   """
   file = name
   try:
-    # Verify the record first: the digests of the other files are in it.
+    # Verify the record first: it holds the digests of the other files.
     record = _read(folder / name)
     is_intact = record.pop("digest", None) == _of_json(record)
     files = record.pop("digests", None)
@@ -105,7 +108,7 @@ def verify(
       raise _Damage("differs from its digest")
     # Then verify every file.
     for file, digest in files.items():
-      # The record may be somebody else's: read no file of another folder.
+      # The record may come from others: never read outside of the folder.
       if Path(file).is_absolute() or ".." in Path(file).parts:
         raise _Damage("is not in this folder")
       if not (folder / file).is_file():
@@ -121,13 +124,13 @@ def verify(
   return record, files
 
 
-# Errors of a damaged folder. Others, such as those of a file system that does
-# not answer, are not damage and are not caught.
+# Errors that mean a damaged folder. Other errors, such as a time-out of the
+# file system, are not caught.
 _MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class _Damage(Exception):
-  """What is wrong with a file, as the end of a sentence about it."""
+  """Damage of a file; the message completes the sentence "FILE ..."."""
 
 
 def _read(path: Path) -> dict[str, Any]:

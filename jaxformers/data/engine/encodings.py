@@ -1,7 +1,8 @@
 """Encodings of examples: bytes, characters, word pieces, grey pixels.
 
-Vocabularies are closed and written out, or sorted by what they were fitted to;
-none depends on the order of a set. Id 0 is padding wherever there is any.
+A vocabulary is fixed, or is fitted to the training split and then sorted by
+frequency and code point. No vocabulary depends on the order of a set. Id 0 is
+padding in every encoding that has padding.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Fitted = tuple[Encode, dict[str, Any]]
 def well_formed(text: str) -> str:
   """Returns a text that UTF-8 can encode.
 
-  Two surrogates of one character are joined, as JSON writes them; each other
+  A pair of surrogates, as JSON writes it, becomes one character; every other
   surrogate becomes U+FFFD.
   """
   try:
@@ -51,36 +52,36 @@ def _hash(content: bytes) -> int:
 
 
 def text_key(*fields: str) -> Callable[[Example], int]:
-  """Returns a hash function of fields: equal texts have equal keys."""
+  """Returns a function from an example to a hash of its text fields."""
   return lambda example: _hash(b"\0".join(example[field] for field in fields))
 
 
 def id_key(example: Example) -> int:
-  """Returns the number that an `id` such as b"train_00042" ends with."""
+  """Returns the number at the end of an `id` such as b"train_00042"."""
   return int(example["id"].rpartition(b"_")[2])
 
 
 def _texts(examples: Iterable[Example], fields: Sequence[str]) -> Iterator[str]:
-  """Yields the text of every field, example by example."""
+  """Yields the texts of the fields, example by example."""
   for example in examples:
     for field in fields:
       yield example[field].decode(errors="replace")
 
 
 def _each_field(ids: Ids, fields: Sequence[str]) -> Encode:
-  """Returns a function that encodes every field as a sequence."""
+  """Returns a function that encodes every field as one sequence."""
   return lambda examples: (
     [ids(text) for text in _texts([example], fields)] for example in examples
   )
 
 
 def _by_frequency(counts: Counter[str]) -> list[str]:
-  """Returns what was counted, the most frequent first, then by code point."""
+  """Returns the counted tokens by falling frequency, then by code point."""
   return sorted(counts, key=lambda token: (-counts[token], token))
 
 
 def _check_size(size: int, least: int, kind: str, advice: str = "") -> None:
-  """Raises UserError for a vocabulary that is too small, or beyond 16 bits."""
+  """Raises UserError for a vocabulary of less than `least` or over 2^16 ids."""
   if not least <= size <= 1 << 16:
     raise UserError(
       f"vocab_size={size} is out of range: {kind} need {least} to "
@@ -93,12 +94,15 @@ def _without_fit(
   rows: Callable[[Example], Sequence[np.ndarray]],
   key: Callable[[Example], int],
 ) -> Encoding:
-  """Returns the encoding of a function that needs no training split."""
+  """Returns an encoding that is not fitted to the training split."""
   return Encoding(name, lambda train: (lambda many: map(rows, many), {}), key)
 
 
 def of_bytes(*fields: str) -> Encoding:
-  """Encodes UTF-8 bytes unchanged, one sequence a field; `shift` adds 1."""
+  """Returns the encoding of fields as their UTF-8 bytes, one sequence a field.
+
+  Bytes are stored unchanged; `Packed.shift` adds 1 when they are read.
+  """
 
   def rows(example: Example) -> Sequence[np.ndarray]:
     return [np.frombuffer(example[field], np.uint8) for field in fields]
@@ -107,19 +111,19 @@ def of_bytes(*fields: str) -> Encoding:
 
 
 def characters(*fields: str, min_count: int, first: int) -> Encoding:
-  """Encodes Unicode characters, one sequence a field.
+  """Returns the encoding of fields as Unicode characters, one sequence a field.
 
-  The vocabulary is <pad>, <unk>, <eos> and every character that occurs at least
-  min_count times among the first so many characters of the training split's
-  texts, the most frequent first and equally frequent ones by code point. It is
-  kept in `info.json` as `vocabulary`.
+  The vocabulary is <pad>, <unk>, <eos>, and then every character that occurs at
+  least `min_count` times in the training split. Of each text, only the first
+  `first` characters are counted. Characters are sorted by falling frequency,
+  then by code point. `info.json` keeps the vocabulary as `vocabulary`.
 
   Source: S4's text and retrieval tasks, where min_count is 15 and 10, and a
-  text is cut before it is counted.
+  text is cut before its characters are counted.
   """
 
   def fit(train: Iterator[Example]) -> Fitted:
-    # Count characters of the training split, and sort the frequent ones.
+    # Count the characters of the training split, and sort the frequent ones.
     counts: Counter[str] = Counter()
     for text in _texts(train, fields):
       counts.update(text[:first])
@@ -133,16 +137,17 @@ def characters(*fields: str, min_count: int, first: int) -> Encoding:
 
 
 def word_pieces(*fields: str, vocabulary: str = "", size: int = 0) -> Encoding:
-  """Encodes lower-case word pieces as BERT does, fields joined by a space.
+  """Returns the encoding of texts as BERT's lower-case word pieces.
 
-  No [CLS] and no [SEP] are added. The tokenizer is kept in `info.json` as
-  `tokenizer`, in the format of Hugging Face's `tokenizers`.
+  Joins the fields by a space. Adds no [CLS] and no [SEP]. `info.json` keeps the
+  tokenizer as `tokenizer`, in the format of Hugging Face's `tokenizers`.
 
   Args:
     fields: names of the fields, whose texts become one sequence.
-    vocabulary: path of a `vocab.txt` as BERT's, of a `tokenizer.json`, or of
-      their folder, see `vocabularies`; "" trains one on the training split.
-    size: size of the vocabulary that is trained, special tokens included.
+    vocabulary: path of a `vocab.txt` in BERT's format, of a `tokenizer.json`,
+      or of their folder (see `vocabularies`); "" trains a vocabulary on the
+      training split.
+    size: size of the trained vocabulary, special tokens included.
 
   Raises:
     UserError: for a vocabulary file that is missing or damaged, or a size out
@@ -165,19 +170,19 @@ def pieces_of(
   vocabulary: str = "",
   size: int = 0,
 ) -> Encoding:
-  """Encodes texts of an example as word pieces, whose rows a function makes.
+  """Returns the encoding that makes rows of integers from word pieces.
 
   Args:
     texts: function from an example to its texts.
-    rows: function from an example and its encoded texts, which have the ids and
-      the offsets of their pieces, to rows of integers below 2^16.
-    key: key of the encoding.
-    vocabulary, size: as for `word_pieces`.
+    rows: function from an example and its encoded texts (ids and offsets of the
+      pieces) to the rows of the example, which hold integers below 2^16.
+    key: function from an example to its key; see `Encoding.key`.
+    vocabulary, size: arguments of `word_pieces`.
 
   Raises:
-    UserError: as `word_pieces`.
+    UserError: for the same reasons as `word_pieces`.
   """
-  # Name the encoding after the file's content, or after the size.
+  # Name the encoding after the content of the file, or after the size.
   if vocabulary:
     path = paths.expand(vocabulary)
     published = _read_vocabulary(path)
@@ -199,7 +204,7 @@ def pieces_of(
         tokenizer.encode_batch(flat(examples), add_special_tokens=False)
       )
       for example in examples:
-        # Take as many of the encoded texts as the example has.
+        # Take the encoded texts of this example.
         parts = [next(encoded) for _ in texts(example)]
         yield [np.array(row, np.uint16) for row in rows(example, parts)]
 
@@ -209,19 +214,19 @@ def pieces_of(
 
 
 def words(*fields: str, size: int = 0) -> Encoding:
-  """Encodes words between white space, with <eos> at the end of every line.
+  """Returns the encoding of words between white space; <eos> ends every line.
 
-  An empty line is an <eos> of its own, as the published perplexities on
-  WikiText count. The vocabulary is <pad> and then the words of the training
-  split, the most frequent first and equally frequent ones by code point; it is
-  kept in `info.json` as `vocabulary`. Other words are <unk>.
+  An empty line becomes one <eos>, as in published perplexities on WikiText. The
+  vocabulary is <pad>, and then the words of the training split by falling
+  frequency and by code point. `info.json` keeps it as `vocabulary`. All other
+  words become <unk>.
 
   Args:
-    fields: names of the fields, whose texts become one sequence each.
+    fields: names of the fields, each of which becomes one sequence.
     size: largest size of the vocabulary, <pad> included; 0 for all words.
 
   Raises:
-    UserError: for a size under 4.
+    UserError: for a size below 4 other than 0.
   """
   if size and size < 4:
     raise UserError(f"vocab_size={size}: choose at least 4, or 0 for all.")
@@ -232,7 +237,7 @@ def words(*fields: str, size: int = 0) -> Encoding:
     for text in _texts(train, fields):
       for line in _lines(text):
         counts.update([*line.split(), END])
-    # Keep <unk> and <eos> however rare they are.
+    # Always keep <unk> and <eos>, even if they are rare.
     always = {word: counts.pop(word, 0) for word in (UNKNOWN, END)}
     frequent = _by_frequency(counts)[: size - 3 if size else None]
     kept = Counter({word: counts[word] for word in frequent} | always)
@@ -245,26 +250,26 @@ def words(*fields: str, size: int = 0) -> Encoding:
 
 
 def byte_pairs(*fields: str, size: int) -> Encoding:
-  """Encodes byte pairs as GPT-2 does, with <eos> after each text.
+  """Returns the encoding of texts as GPT-2's byte pairs; <eos> ends each text.
 
-  Trained on the training split by Hugging Face's `tokenizers`, and kept in
-  `info.json` as `tokenizer`. Ids are <pad>, <eos>, the 256 bytes, and merges
-  in the order of their making.
+  Hugging Face's `tokenizers` trains the tokenizer on the training split, and
+  `info.json` keeps it as `tokenizer`. Ids are <pad>, <eos>, the 256 bytes, and
+  then the merges in the order of training.
 
   Source: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; Radford et al.
   2019 for bytes.
 
   Args:
-    fields: names of the fields, whose texts become one sequence each.
+    fields: names of the fields, each of which becomes one sequence.
     size: size of the vocabulary, <pad> and <eos> included.
 
   Raises:
-    UserError: for a size without room for the bytes or above 65,536.
+    UserError: for a size below 259 or above 65,536.
   """
   _check_size(size, 259, "byte pairs")
 
   def fit(train: Iterator[Example]) -> Fitted:
-    # Train merges of bytes, the smallest ids for <pad>, <eos> and the bytes.
+    # Train merges of bytes; <pad>, <eos> and the bytes get the smallest ids.
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -275,7 +280,7 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
       show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(train, fields), trainer)
-    # Only the trainer treats <eos> as special: in a text "<eos>" is five
+    # Make <eos> an ordinary token after training: "<eos>" in a text is five
     # characters.
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = []
@@ -286,7 +291,7 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
       texts = [*_texts(examples, fields)]
       encoded = plain.encode_batch(texts, add_special_tokens=False)
       rows = (np.append(np.array(row.ids, np.uint16), end) for row in encoded)
-      # Give every example a row for each of its fields.
+      # Group the rows by example: one row for each field.
       return zip(*[rows] * len(fields), strict=True)
 
     return encode, {"tokenizer": plain.to_str()}
@@ -295,22 +300,23 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
 
 
 def _train_pieces(texts: list[str], size: int) -> tokenizers.Tokenizer:
-  """Trains a tokenizer of word pieces that depends on the texts alone.
+  """Trains a tokenizer of word pieces deterministically.
 
-  The trainer numbers the pieces "##c" of one character as it meets them in a
-  hash map, whose order differs from process to process, and breaks ties between
-  equally frequent pairs by these numbers. So we number them before it does.
+  The trainer numbers the pieces "##c" of one character in the order of a hash
+  map, which differs between processes, and breaks ties between equally frequent
+  pairs by these numbers. This function numbers the pieces "##c" before training
+  and so makes the result a function of the texts.
   """
-  # Count the characters as the trainer will see them, without white space.
+  # Count the normalised characters, without white space.
   normalizer = normalizers.BertNormalizer(lowercase=True)
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(normalizer.normalize_str(text))
   frequent = [c for c in _by_frequency(counts) if not c.isspace()]
-  # Choose the most frequent; a third of the vocabulary is enough for them.
+  # Choose the most frequent ones, at most a third of the vocabulary.
   most = min(ALPHABET, max((size - len(SPECIAL)) // 3, 1))
   alphabet = sorted(frequent[:most])
-  # Name "##c" as special tokens, which are numbered first and in order.
+  # Pass "##c" as special tokens: the trainer numbers these first and in order.
   continuations = [f"##{c}" for c in alphabet]
   trainer = trainers.WordPieceTrainer(
     vocab_size=size,
@@ -321,30 +327,32 @@ def _train_pieces(texts: list[str], size: int) -> tokenizers.Tokenizer:
   )
   trained = vocabularies.from_vocabulary({})
   trained.train_from_iterator(texts, trainer)
-  # A new tokenizer, for which "##c" in a text is nothing special.
+  # Make a new tokenizer, in which "##c" is not a special token.
   return vocabularies.from_vocabulary(trained.get_vocab())
 
 
 def _lines(text: str) -> list[str]:
+  """Returns the lines of a text; drops the last line if it is blank."""
   lines = text.split("\n")
   return lines[:-1] if not lines[-1].strip() else lines
 
 
 def byte_ids(text: str) -> np.ndarray:
-  """Returns the ids of a text under `BYTES`: each byte plus one."""
+  """Returns the ids of a text under `BYTES`: every byte plus one."""
   content = well_formed(text).encode()
   return np.frombuffer(content, np.uint8).astype(np.uint16) + 1
 
 
 def character_ids(vocabulary: Sequence[str]) -> Ids:
   """Returns a function from text to ids under a vocabulary of `characters`."""
+  # Skip <pad>, <unk> and <eos>; unknown characters get the id 1, <unk>.
   ids = {c: i for i, c in enumerate(vocabulary) if i > 2}
   return lambda text: np.array([ids.get(c, 1) for c in text], np.uint16)
 
 
 def word_ids(vocabulary: Sequence[str]) -> Ids:
   """Returns a function from a text to ids under a vocabulary of `words`."""
-  # Words outside of the vocabulary are <unk>, and every line has an <eos>.
+  # Words outside of the vocabulary become <unk>; every line ends with <eos>.
   ids = {word: i for i, word in enumerate(vocabulary)}
   unknown = ids[UNKNOWN]
   return lambda text: np.array(
@@ -362,7 +370,7 @@ def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:
 
   Args:
     tokenizer: tokenizer of `word_pieces` or `byte_pairs`, as JSON.
-    end: True to append <eos>, as to the texts of `byte_pairs`.
+    end: True to append <eos>, as `byte_pairs` does.
   """
   loaded = tokenizers.Tokenizer.from_str(tokenizer)
   last = [loaded.token_to_id(END)] if end else []
@@ -375,15 +383,15 @@ def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:
 
 
 def marks(vocabulary: Sequence[str]) -> tuple[int, int]:
-  """Returns the ids of [CLS] and [SEP], by which BERT marks its sequences.
+  """Returns the ids of [CLS] and [SEP], which open and close BERT's sequences.
 
   Raises:
-    UserError: for a vocabulary without them.
+    UserError: for a vocabulary without [CLS] or [SEP].
   """
   if missing := {"[CLS]", "[SEP]"} - {*vocabulary}:
     raise UserError(
       f"The vocabulary has no {' and no '.join(sorted(missing))}: give a "
-      "vocab.txt as BERT's, or leave task.vocabulary empty to train one."
+      "vocab.txt like BERT's, or leave task.vocabulary empty to train one."
     )
   return vocabulary.index("[CLS]"), vocabulary.index("[SEP]")
 
@@ -395,10 +403,10 @@ def pieces(tokenizer: str) -> tuple[str, ...]:
 
 
 def grey_itu(image: np.ndarray) -> np.ndarray:
-  """Turns colours grey with Pillow's weights and rounding.
+  """Converts colours to grey with Pillow's weights and rounding.
 
-  ITU-R 601: 0.299 red, 0.587 green, 0.114 blue, in 16-bit integers, half up.
-  S4, S5 and Mega read CIFAR-10 by it.
+  ITU-R 601: 0.299 red + 0.587 green + 0.114 blue, in fixed-point numbers with
+  16 fractional bits, rounded half up. S4, S5 and Mega use it for CIFAR-10.
 
   Shapes: uint8 [..., 3] -> uint8 [...].
   """
@@ -408,11 +416,11 @@ def grey_itu(image: np.ndarray) -> np.ndarray:
 
 
 def grey_tf(image: np.ndarray) -> np.ndarray:
-  """Turns colours grey as `tf.image.rgb_to_grayscale` does.
+  """Converts colours to grey as `tf.image.rgb_to_grayscale` does.
 
-  0.2989 red, 0.587 green, 0.114 blue on values over 255, in float32, then
-  times 255.5 and cut. LRA and Skyformer read CIFAR-10 by it; it differs from
-  `grey_itu` by one at most.
+  0.2989 red + 0.587 green + 0.114 blue of values divided by 255, in float32,
+  then multiplied by 255.5 and truncated. LRA and Skyformer use it for CIFAR-10.
+  The result differs from `grey_itu` by at most one.
 
   Shapes: uint8 [..., 3] -> uint8 [...].
   """
@@ -422,22 +430,27 @@ def grey_tf(image: np.ndarray) -> np.ndarray:
 
 
 def grey(name: str, convert: Callable[[np.ndarray], np.ndarray]) -> Encoding:
-  """Encodes pixels in raster order, made grey by a function."""
+  """Returns the encoding of images as grey pixels in raster order.
+
+  Args:
+    name: name of the encoding.
+    convert: function from the pixels of an image to grey pixels.
+  """
   return _without_fit(name, lambda e: [convert(e["image"]).ravel()], id_key)
 
 
 def pixels() -> Encoding:
-  """Encodes pixels row by row with their channels last, unchanged."""
+  """Returns the encoding of unchanged pixels, row by row, channels last."""
   return _without_fit("pixels", lambda e: [e["image"].ravel()], id_key)
 
 
 def files(*fields: str) -> Encoding:
-  """Encodes the bytes of fields unchanged: files, which are not tokens."""
+  """Returns the encoding of files, whose bytes are stored unchanged."""
   return dataclasses.replace(of_bytes(*fields), name="files")
 
 
 def ids() -> Encoding:
-  """Encodes the field `ids` unchanged; the key is a hash of the ids."""
+  """Returns the encoding of the field `ids`, unchanged; the key is its hash."""
   return _without_fit(
     "ids", lambda e: [e["ids"]], lambda e: _hash(e["ids"].tobytes())
   )

@@ -1,4 +1,4 @@
-"""Files and folders as users and their tools leave them."""
+"""Reads text files and walks folders that users and their tools have made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from jaxformers.foundations.errors import UserError
 
-# Encodings by their marks. The longer marks go first: UTF-32 begins as UTF-16.
+# Encodings by byte-order mark. UTF-32 comes first: its little-endian mark
+# begins with the mark of UTF-16.
 BYTE_ORDER_MARKS = {
   codecs.BOM_UTF32_LE: "utf-32",
   codecs.BOM_UTF32_BE: "utf-32",
@@ -17,8 +18,9 @@ BYTE_ORDER_MARKS = {
   codecs.BOM_UTF16_LE: "utf-16",
   codecs.BOM_UTF16_BE: "utf-16",
 }
-# Files and folders that systems add to a user's, in lower case. So are all
-# whose names begin with a dot: .DS_Store, .ipynb_checkpoints, macOS's ._x.
+# Lower-case names of files and folders that operating systems add. `is_junk`
+# also matches every name that begins with a dot: .DS_Store, .ipynb_checkpoints,
+# macOS's ._x.
 JUNK = {
   "__macosx",
   "thumbs.db",
@@ -33,18 +35,20 @@ JUNK = {
 
 
 def decode_text(content: bytes, name: str) -> str:
-  """Returns a text in UTF-8, or in the encoding that its first bytes name.
+  """Decodes a text by its byte-order mark, or as UTF-8 if it has none.
 
   Args:
     content: content of a file.
     name: path of the file, for the message.
 
   Raises:
-    UserError: for a text in another encoding, or with zero bytes, which UTF-16
-      without a mark has.
+    UserError: for a text in another encoding, or one with zero characters, as
+      in UTF-16 without a mark.
   """
+  # Choose the encoding by the first bytes.
   marks = (mark for mark in BYTE_ORDER_MARKS if content.startswith(mark))
   encoding = BYTE_ORDER_MARKS.get(next(marks, b""), "utf-8")
+  # Decode, and find the first place that is not text.
   try:
     text = content.decode(encoding)
     place = text.find("\0")
@@ -59,22 +63,23 @@ def decode_text(content: bytes, name: str) -> str:
 
 
 def is_junk(name: str) -> bool:
-  """Returns True for a path, relative to a user's folder, of a system's file.
+  """Returns True for a file that an operating system or a tool has added.
 
   Args:
-    name: path with slashes; "." and ".." in it are not names.
+    name: path with slashes, relative to the user's folder; "." and ".." in the
+      path are ignored.
   """
   parts = [part for part in name.split("/") if part not in ("", ".", "..")]
   return any(part.startswith(".") or part.lower() in JUNK for part in parts)
 
 
 def walk(folder: Path) -> list[tuple[str, os.DirEntry[str]]]:
-  """Returns (name, entry) of all files below a folder, by their names.
+  """Returns (name, entry) of all files below a folder, sorted by name.
 
-  Files of systems are left out; see `is_junk`.
-  Links to folders are entered. A link whose target is missing is returned as a
-  file: ask `entry.is_file()`. A name that is not UTF-8 has surrogates, which
-  `os.fsencode` turns back into bytes.
+  Skips files that systems add; see `is_junk`. Follows links to folders. A link
+  whose target is missing is returned too: its `entry.is_file()` is False. A
+  name that is not UTF-8 has surrogates, which `os.fsencode` turns back into
+  bytes.
 
   Raises:
     UserError: for a link to a folder that holds the link.
@@ -83,7 +88,7 @@ def walk(folder: Path) -> list[tuple[str, os.DirEntry[str]]]:
   def visit(
     place: str, prefix: str, above: frozenset[tuple[int, int]]
   ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    # A folder that is met again on the way to itself would never end.
+    # Refuse a folder that contains itself: the walk would never end.
     status = os.stat(place)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
@@ -95,6 +100,7 @@ def walk(folder: Path) -> list[tuple[str, os.DirEntry[str]]]:
       for entry in entries:
         if is_junk(entry.name):
           continue
+        # Descend into folders, and yield all other entries.
         if entry.is_dir():
           inner = f"{prefix}{entry.name}/"
           yield from visit(entry.path, inner, above | {identity})

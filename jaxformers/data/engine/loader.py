@@ -1,10 +1,10 @@
-"""Batches of a step: pure functions of the seed and the step.
+"""Makes batches: each is a pure function of the seed and the step.
 
-Sequences differ in length, and a batch is as long as its longest. With several
-`pad_lengths` the examples of a window of steps are sorted by length before they
-are dealt to its batches, and the batches shuffled: every example is still seen
-once per epoch, and a batch is padded to the smallest of a few lengths that
-fits, so that no more shapes are compiled than there are lengths.
+Sequences differ in length, so batches need padding. With several `pad_lengths`,
+the examples of a window of steps are sorted by length, cut into batches, and
+the batches are shuffled. Every example is still seen once per epoch. A batch is
+padded to the smallest of the lengths that fits, so at most one shape per length
+is compiled.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 from jaxformers.data.engine.split import Split
 from jaxformers.foundations.errors import UserError
 
-WINDOW = 16  # Steps whose examples are sorted by length together.
+WINDOW = 16  # Number of steps whose examples are sorted together by length.
 
 
 def pad_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
-  """Returns `buckets` lengths up to max_len, equally far apart, ascending.
+  """Returns `buckets` ascending, equally spaced lengths; the last is max_len.
 
-  (0,) where max_len is 0: images have no length.
+  Returns (0,) if max_len is 0, because images have no length.
 
   Raises:
     UserError: for fewer than one bucket.
@@ -39,24 +39,25 @@ def pad_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
 
 
 def fitting(longest: int, lengths: tuple[int, ...]) -> int:
-  """Returns the smallest length that is at least `longest`, else the last."""
+  """Returns the smallest length of at least `longest`, or else the last."""
   return next((n for n in lengths if n >= longest), lengths[-1])
 
 
 class TrainOrder:
-  """Order of training: epochs of all examples, each shuffled differently.
+  """Training order: every epoch visits all examples in a new random order.
 
-  `order(step)` does not depend on earlier calls, so a run that resumes sees
-  the batches that it would have seen.
+  `order(step)` does not depend on earlier calls, so a resumed run reads the
+  same batches as an uninterrupted run.
 
   Attributes:
     size: number of examples.
-    batch_size: examples a step, also across the end of an epoch.
+    batch_size: number of examples per step; a batch may span two epochs.
     seed: seed of the run.
-    lengths: length of every example [size], to batch examples of similar
-      length together; None where all are padded alike.
-    repeats: how often an example occurs in a batch, or in two that follow each
-      other; so many epochs are as long as one without repeats.
+    lengths: length of every example [size], for batches of similar lengths;
+      None if all batches are padded to the same length.
+    repeats: copies of each example within a batch or two consecutive batches
+      (repeated augmentation); one pass over the data takes `repeats` times as
+      many steps.
   """
 
   def __init__(
@@ -73,22 +74,24 @@ class TrainOrder:
       )
     self.size, self.batch_size, self.seed = size, batch_size, seed
     self.lengths, self.repeats = lengths, repeats
-    # Steps that follow one another share an epoch and a window, or two.
+    # Consecutive steps need at most two epochs and two windows.
     self._epoch = functools.lru_cache(2)(self._draw_epoch)
     self._window = functools.lru_cache(2)(self._deal_window)
 
   def _draw_epoch(self, epoch: int) -> np.ndarray:
+    """Returns the permutation of the examples in an epoch, int64 [size]."""
     return np.random.default_rng([self.seed, epoch]).permutation(self.size)
 
   def _stream(self, places: np.ndarray) -> np.ndarray:
-    """Returns the examples at places of the endless sequence of epochs."""
+    """Returns the examples at places of the concatenation of all epochs."""
+    # Place p is example p // repeats of the concatenated epochs.
     epochs, within = np.divmod(places // self.repeats, self.size)
     return np.concatenate(
       [self._epoch(int(e))[within[epochs == e]] for e in np.unique(epochs)]
     )
 
   def _deal_window(self, window: int) -> np.ndarray:
-    """Returns the batches of a window of steps, [WINDOW, batch_size]."""
+    """Returns the examples of a window of steps, [WINDOW, batch_size]."""
     assert self.lengths is not None  # See `__call__`.
     total = WINDOW * self.batch_size
     examples = self._stream(window * total + np.arange(total))
@@ -99,27 +102,31 @@ class TrainOrder:
 
   def __call__(self, step: int) -> np.ndarray:
     """Returns the examples of a step, counted from 0, int64 [batch_size]."""
+    # Without lengths, take the next examples of the stream.
     if self.lengths is None:
       places = step * self.batch_size + np.arange(self.batch_size)
       examples = self._stream(places)
       if self.repeats > 1:
-        # Mixup pairs neighbours: they must not be copies of one example.
+        # Shuffle the batch: mixup pairs neighbours, which must not be copies
+        # of the same example.
         rng = np.random.default_rng([self.seed, 4, step])
         examples = rng.permutation(examples)
       return examples
+    # With lengths, look up the batch in its window.
     window, within = divmod(step, WINDOW)
     return self._window(window)[within]
 
 
 class Loader:
-  """Batches of a split: those of a training step, or every example once.
+  """Reads the batch of a training step, or every example once.
 
   Attributes:
-    split: the examples.
-    lengths: lengths that batches are padded to, ascending; sequences are cut
-      to the last.
-    process, num_processes: rows of every batch that are read: process p of k
-      reads the p-th k-th of it. All processes know the order of all examples.
+    split: split of the examples.
+    lengths: ascending lengths to which batches are padded; sequences are cut to
+      the last one.
+    process, num_processes: number of this process, and number of processes.
+      Process p of k reads the p-th of k equal parts of every batch. All
+      processes compute the order of all examples.
   """
 
   def __init__(
@@ -135,6 +142,7 @@ class Loader:
 
   def order(self, batch_size: int, seed: int) -> TrainOrder:
     """Returns the order of training."""
+    # Sort by length only if batches are padded to several lengths.
     longest = self._longest if len(self.lengths) > 1 else None
     return TrainOrder(
       len(self.split), batch_size, seed, longest, self.split.repeats
@@ -143,29 +151,29 @@ class Loader:
   def batch(
     self, indices: np.ndarray, key: tuple[int, int] | None = None
   ) -> dict[str, np.ndarray]:
-    """Returns this process's rows of a batch, all of weight one.
+    """Returns the rows of this process in a batch, all with weight one.
 
     Args:
-      indices: examples of the batch of all processes.
-      key: (seed, step) of augmentation; None for none.
+      indices: examples of the global batch, over all processes.
+      key: (seed, step) of augmentation; None to augment nothing.
 
     Returns:
-      The fields of the split's `batch`, `inputs` and `targets` among them, with
-      b the rows of this process and n one of `lengths`; and weights float32
-      [b], or [b, n] where a split weighs tokens.
+      The fields of the split's `batch`, such as `inputs` and `targets`, for the
+      b rows of this process and a length n of `lengths`; and `weights`, float32
+      [b], or [b, n] if the split weighs tokens.
     """
     return self._rows(indices, np.ones(len(indices), np.float32), key)
 
   def all(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields every example once, short ones first, in batches of one size.
+    """Yields every example once, short ones first, in batches of equal size.
 
-    The last batch is filled up with its first example at weight zero.
+    Fills the last batch up with copies of its first example, at weight zero.
     """
-    # Sort by length, so that few batches are padded to the longest.
+    # Sort by length, so that few batches are padded to the largest length.
     order = np.arange(len(self.split))
     if len(self.lengths) > 1:
       order = np.argsort(self._longest, kind="stable")
-    # Yield batches of one size; only the last one has weights of zero.
+    # Yield batches of equal size; only the last one has weights of zero.
     for start in range(0, len(order), batch_size):
       places = start + np.arange(batch_size)
       is_real = places < len(order)
@@ -178,14 +186,16 @@ class Loader:
     weights: np.ndarray,
     key: tuple[int, int] | None = None,
   ) -> dict[str, np.ndarray]:
-    # Every process pads to the longest sequence of all, so shapes agree.
+    # Pad to the longest sequence of all processes, so that shapes agree.
     length = fitting(int(self._longest[indices].max()), self.lengths)
+    # Read the rows of this process.
     count = len(indices) // self.num_processes
     rows = slice(self.process * count, (self.process + 1) * count)
     row_key = None if key is None else (*key, rows.start)
     batch = self.split.batch(indices[rows], length, row_key)
     weights = weights[rows]
-    if "weights" in batch:  # The split weighs tokens, not only examples.
+    # Multiply the weights of tokens [b, n] by the weights of examples [b].
+    if "weights" in batch:
       weights = batch["weights"] * weights[:, None]
     return batch | {"weights": weights}
 
@@ -196,23 +206,24 @@ def prefetch(
   ahead: int = 2,
   threads: int = 1,
 ) -> Generator[Any, None, None]:
-  """Yields make(key) for every key, computed ahead in threads.
+  """Yields make(key) for every key, computed ahead of time in threads.
 
   Args:
-    make: slow function: reads a batch, and places it on its devices.
+    make: slow function, such as one that reads a batch and copies it to its
+      devices.
     keys: arguments of `make`, in order.
-    ahead: number of results that are computed before they are asked for.
+    ahead: number of results that are computed before they are needed.
     threads: number of threads.
   """
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
     jobs = (pool.submit(make, key) for key in keys)
     waiting = collections.deque(itertools.islice(jobs, ahead + 1))
     try:
-      # Yield the oldest result, and keep `ahead` others under way.
+      # Yield the oldest result, and keep `ahead` other jobs in flight.
       while waiting:
         yield waiting.popleft().result()
         waiting.extend(itertools.islice(jobs, 1))
     finally:
-      # The caller may have stopped early, or `make` has raised.
+      # Cancel the rest if the caller has stopped early or `make` has raised.
       for job in waiting:
         job.cancel()

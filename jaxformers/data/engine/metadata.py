@@ -1,8 +1,8 @@
-"""Opens directories that tensorflow-datasets has prepared, and runs no code.
+"""Opens directories of tensorflow-datasets without running code from them.
 
-`tfds.builder_from_directory` imports any module that `features.json` names. The
-names are therefore compared with the features of tensorflow-datasets before it
-reads the file.
+`tfds.builder_from_directory` imports every module that `features.json` names.
+This module first checks that all these names are features of
+tensorflow-datasets.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jaxformers.foundations.errors import UserError
 
 FILES = ("dataset_info.json", "features.json")
 MAX_BYTES = 1 << 26  # A hundred thousand class names take 2 MB.
-# Keys of a feature's class, in the two spellings that protobuf reads.
-# tensorflow-datasets 4.0 to 4.3 have the key "type" next to "content".
+# Keys of the class of a feature, in the two spellings that protobuf accepts.
+# tensorflow-datasets 4.0 to 4.3 write the key "type" next to "content".
 CLASS_KEYS = ("pythonClassName", "python_class_name")
-# Keys whose strings are JSON once more.
+# Keys whose values are strings of nested JSON.
 JSON_KEYS = ("json", "content")
 
 
 def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
-  """Returns the builder of a directory, which has a dictionary of features.
+  """Returns the builder of a directory whose features are a dictionary.
 
   Args:
     folder: folder of dataset_info.json.
@@ -34,11 +34,11 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
     UserError: if a file is not JSON of the right types, or names a class that
       is not a feature of tensorflow-datasets.
   """
-  # Refuse foreign classes before tensorflow-datasets could import them.
+  # Refuse foreign classes before tensorflow-datasets can import them.
   for name in FILES:
     check(folder / name)
-  # Read the metadata. Values of other types than expected make
-  # tensorflow-datasets and protobuf raise errors of any class.
+  # Read the metadata. Catch all errors: tensorflow-datasets and protobuf raise
+  # errors of many classes for values of unexpected types.
   try:
     builder = tfds.builder_from_directory(folder)
     sizes = [split.num_examples for split in builder.info.splits.values()]
@@ -58,14 +58,14 @@ def open_directory(folder: Path) -> tfds.core.DatasetBuilder:
 
 
 def check(path: Path) -> None:
-  """Refuses a file that would make tensorflow-datasets import other code.
+  """Refuses a file that would make tensorflow-datasets import foreign code.
 
   Raises:
     UserError: for broken JSON, or a class that is not a feature of
       tensorflow-datasets, at any depth.
   """
   try:
-    # A file larger than any real one could fill the memory.
+    # Refuse a file that is larger than any real one: it could fill the memory.
     is_small = path.stat().st_size <= MAX_BYTES
     content = json.loads(path.read_bytes()) if is_small else None
     names = _class_names(content) if isinstance(content, dict) else None
@@ -84,7 +84,7 @@ def check(path: Path) -> None:
 
 
 def feature_classes() -> frozenset[str]:
-  """Returns the names under which tensorflow-datasets' features are stored."""
+  """Returns the stored names of all features of tensorflow-datasets."""
   base = tfds.features.FeatureConnector
   return frozenset(
     name
@@ -98,20 +98,21 @@ def feature_classes() -> frozenset[str]:
 
 
 def _class_names(node: Any) -> set[str]:
-  """Returns the names of classes at any depth, also in JSON in strings."""
+  """Returns all class names at any depth, including those in nested JSON."""
   if isinstance(node, list):
     return set().union(*map(_class_names, node))
   if not isinstance(node, dict):
     return set()
   keys = [*CLASS_KEYS, *(["type"] if "content" in node else [])]
-  # Only strings are imported; a feature called "type" has a dictionary here.
+  # Only strings are class names; a feature called "type" has a dictionary here.
   names = {node[key] for key in keys if isinstance(node.get(key), str)}
+  # Descend into the values, and parse strings of nested JSON.
   for key, value in node.items():
     if key in JSON_KEYS and isinstance(value, str):
       try:
         value = json.loads(value)
       except ValueError:
-        continue  # Plain text, which tensorflow-datasets refuses as well.
+        continue  # Plain text, which tensorflow-datasets refuses too.
     names |= _class_names(value)
   return names
 

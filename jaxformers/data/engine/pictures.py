@@ -1,8 +1,8 @@
-"""JPEG and PNG files to pixels: the only module that decodes an image file.
+"""Decodes JPEG and PNG files; no other module decodes image files.
 
-Files come from archives of others. Pillow by itself reads forty formats, some
-of them by starting a program (Ghostscript for EPS), and allocates what a header
-asks for.
+Files come from untrusted archives. Pillow's `Image.open` reads forty formats,
+some of them by starting a program (Ghostscript for EPS), and allocates as much
+memory as a header asks for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jaxformers.foundations.errors import UserError
 
 MAX_PIXELS = 100_000_000  # ImageNet's largest image has less than 70 million.
 
-# Pillow's readers, which `Image.open` would choose among: called directly they
-# try no other format, and leave the size to the check below.
+# First bytes and Pillow's reader of each format. A reader that is called
+# directly tries no other format; `_mismatch` checks the size.
 _READERS = {
   "JPEG": (b"\xff\xd8\xff", JpegImagePlugin.JpegImageFile),
   "PNG": (b"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile),
 }
-# What Pillow raises for damaged files. A truncated file raises OSError.
+# Errors that Pillow raises for damaged files; truncated files raise OSError.
 _DAMAGED = (
   OSError,
   SyntaxError,
@@ -53,22 +53,23 @@ def decode(
   size: tuple[int, int] | None = None,
   max_pixels: int = MAX_PIXELS,
 ) -> Image.Image:
-  """Decodes an image file to its end.
+  """Decodes an image file completely.
 
-  Format, size and mode are compared before a pixel is decoded.
+  Checks format, size and mode before the first pixel is decoded.
 
   Args:
     content: bytes of the file.
-    refuse: makes the error from the reason, which follows "is" or "which is".
-    formats: formats of the source's files, a choice from "JPEG" and "PNG".
-    mode: "RGB" converts any file to colours; "L" refuses files that are not
+    refuse: function from a reason to the error; the reason completes the
+      sentence "The image is ...".
+    formats: allowed formats, from "JPEG" and "PNG".
+    mode: "RGB" converts every file to colours; "L" refuses files that are not
       stored in grey, because a conversion would change labels or grey levels.
-    size: (width, height) that the image must have; None for any.
+    size: required (width, height) of the image; None for any size.
     max_pixels: largest allowed width times height.
 
   Raises:
-    UserError: made by `refuse`, for a file of another format, size or mode, or
-      one that is damaged or truncated.
+    UserError: the result of `refuse`, for a file of another format, size or
+      mode, or a file that is damaged or truncated.
   """
   # Choose the reader by the first bytes, never by the name of the file.
   readers = (_READERS[name] for name in formats)
@@ -78,14 +79,15 @@ def decode(
   _silence()
   try:
     with reader(io.BytesIO(content)) as picture:
-      # The header is read now, the pixels are not.
+      # Check the header, before the pixels are decoded.
       reason = _mismatch(picture, mode, size, max_pixels)
       if not reason:
-        # Transparency is not used, and a damaged one cannot be converted.
+        # Drop the transparency: if it is damaged, the conversion fails.
         picture.info.pop("transparency", None)
         pixels = _in_8_bits(picture).convert(mode)
         if reader is PngImagePlugin.PngImageFile:
-          # Decoding compares no checksum, and stops at the last pixel.
+          # Verify the checksums: decoding ignores them, and stops at the last
+          # pixel.
           reader(io.BytesIO(content)).verify()
         return pixels
   except _DAMAGED as error:
@@ -94,10 +96,10 @@ def decode(
 
 
 def _in_8_bits(picture: Image.Image) -> Image.Image:
-  """Returns a grey image of 16 bits by its upper bytes; others unchanged.
+  """Reduces a 16-bit grey image to the upper bytes; returns others unchanged.
 
-  Pillow's own conversion makes 255 of all greater values. It reads colours of
-  16 bits by their upper bytes.
+  Pillow's conversion would set all values above 255 to 255. For 16-bit colours
+  Pillow reads the upper bytes itself.
   """
   if not picture.mode.startswith("I"):
     return picture
@@ -105,9 +107,10 @@ def _in_8_bits(picture: Image.Image) -> Image.Image:
 
 
 def _silence() -> None:
-  """Ignores Pillow's warnings, such as one for a damaged EXIF block.
+  """Ignores Pillow's warnings, such as the one for a damaged EXIF block.
 
-  `warnings.catch_warnings` would do it for one call, but not among threads.
+  `warnings.catch_warnings` would ignore them for one call, but it is not safe
+  in threads.
   """
   rule = ("ignore", None, Warning, _WARNINGS, 0)
   if rule not in warnings.filters:
@@ -117,7 +120,7 @@ def _silence() -> None:
 def _mismatch(
   picture: Image.Image, mode: str, size: tuple[int, int] | None, max_pixels: int
 ) -> str:
-  """Returns why a header is refused, or ""."""
+  """Returns the reason why a header is refused, or ""."""
   width, height = picture.size
   pixels = f"of {width} x {height} pixels"
   if size and picture.size != size:

@@ -1,9 +1,9 @@
 """Prepares a `Source` once, and opens its examples and its tokens.
 
-A tensorflow-datasets builder writes array_record files under DATA_DIR/tfds;
-from them come the memory-mapped tokens under DATA_DIR/packed, which training
-reads. tensorflow-datasets takes a second to import, so `builder` is imported
-only where something has to be prepared or array_record files are read.
+A tensorflow-datasets builder writes array_record files to DATA_DIR/tfds. Their
+examples are encoded as memory-mapped tokens in DATA_DIR/packed, which training
+reads. `builder` imports tensorflow-datasets, which takes a second: functions
+here import `builder` only if they prepare data or read array_record files.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from jaxformers.foundations import paths
 from jaxformers.foundations.errors import UserError
 
 RECORD = "source.json"
-CHUNK = 1_000  # Examples that are read and encoded together.
+CHUNK = 1_000  # Number of examples that are read and encoded together.
 
 
 def data_folder(data_dir: str | Path) -> Path:
-  """Returns the folder of prepared data; makes it if it is missing.
+  """Returns the folder of prepared data; creates it if it is missing.
 
   Args:
     data_dir: path of the folder; "" for $JAXFORMERS_DATA_DIR, or else
       ~/.cache/jaxformers.
 
   Raises:
-    UserError: if it cannot be written, or none is chosen and the home
-      directory is unknown.
+    UserError: if the folder cannot be created, or if no folder is chosen and
+      the home directory is unknown.
   """
   # Resolve the path, which may begin with ~.
   chosen = data_dir or os.environ.get("JAXFORMERS_DATA_DIR")
@@ -54,7 +54,7 @@ def data_folder(data_dir: str | Path) -> Path:
       "set and this user has no home directory: pass --data_dir (prepare) or "
       "--config.data_dir=PATH, or set JAXFORMERS_DATA_DIR."
     ) from None
-  # Make it now, so that a wrong path fails before anything is read.
+  # Create the folder now: a wrong path must fail before data are read.
   try:
     folder.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -72,43 +72,45 @@ def open_splits(
 
   Args:
     source: the data set.
-    encoding: how its examples become tokens.
+    encoding: encoding that turns the examples into tokens.
     data_dir: folder of prepared data; see `data_folder`.
     archive: path of the archive, an unpacked folder, or a directory that a
-      stock tensorflow-datasets builder has prepared in array_record; "" takes
-      prepared data, else looks for the archive, else downloads it.
+      stock tensorflow-datasets builder has prepared in array_record; "" uses
+      prepared data, or else searches for the archive, or else downloads it.
 
   Returns:
-    The splits, and where they come from: `source`, `sha256` and
-    `authors_checksum`, False for an archive that differs from the authors',
-    None if theirs has no published checksum.
+    The splits, and a description of their origin: `source`, `sha256` and
+    `authors_checksum`, which is False for an archive that differs from the
+    authors', and None if the authors have published no checksum.
 
   Raises:
-    UserError: if there is neither an archive nor a network, with the remedies;
-      for an archive with other content than expected; for another archive than
-      the one that the prepared data come from.
+    UserError: if there is neither an archive nor a network; for an archive with
+      unexpected content; or if the data were prepared from another archive than
+      `archive`.
   """
 
   root = data_folder(data_dir)
 
   def make(staged: Path) -> Mapping[str, Any]:
     examples, info = open_examples(source, root, archive)
-    # Fit the vocabulary, if any, to the training split alone.
+    # Fit the vocabulary, if any, to the training split only.
     train = examples["train" if "train" in examples else next(iter(examples))]
     encode, extra = encoding.fit(
       example for chunk in _chunks(train, "reading") for example in chunk
     )
 
     def rows(split: str) -> Iterator[packed.Row]:
+      # Yield (sequences, label, key) of every example.
       for chunk in _chunks(examples[split], f"packing {source.name}/{split}"):
         for example, row in zip(chunk, encode(chunk), strict=True):
           yield row, example.get("label", 0), encoding.key(example)
 
-    # Write every split as it is encoded; nothing is held in memory.
+    # Write every split while it is encoded, without holding it in memory.
     for split in examples:
       packed.write(staged / split, rows(split), encoding.dtype)
     return info | extra
 
+  # Open the packed splits; `build_packed` calls `make` if they are missing.
   folder = root / "packed" / f"{source.key}-{encoding.name}"
   splits, info = packed.build_packed(folder, make)
   _require_same_archive(source, folder, info, archive)
@@ -118,12 +120,12 @@ def open_splits(
 def open_examples(
   source: Source, data_dir: Path, archive: str = ""
 ) -> tuple[dict[str, Examples], dict[str, Any]]:
-  """Opens the splits of a source by random access; prepares them if needed.
+  """Opens the splits of a source with random access; prepares them if needed.
 
-  Files that were prepared here are compared with their digests; those of a
-  stock builder have none.
+  Compares files that this package has prepared with their digests; files of a
+  stock builder have no digests.
 
-  Arguments, description and errors are those of `open_splits`.
+  Arguments, the returned description and errors are as in `open_splits`.
   """
   # Read a directory of a stock builder in place.
   local = archives.find(source.archives, archive, data_dir)
@@ -133,7 +135,7 @@ def open_examples(
 
     info = _describe(source, local)
     return builder.open_stock(source, local), info
-  # Prepare array_record files, once, and verify them at every start.
+  # Prepare array_record files once, and verify them at every start.
   folder = data_dir / "tfds" / source.key
   packed.stage(folder, lambda staged: _prepare(source, local, data_dir, staged))
   source.finish()
@@ -148,11 +150,12 @@ def _prepare(
   source: Source, local: Path | None, data_dir: Path, staged: Path
 ) -> None:
   """Writes the array_record files of a source into an empty folder."""
+  # Check the free space of the disk.
   free = shutil.disk_usage(staged).free
   if source.least_bytes > free:
     raise UserError(
-      f"{source.key} needs at least {source.least_bytes / 2**20:,.0f} MiB, and "
-      f"{free / 2**20:,.0f} MiB are free below {data_dir}: choose fewer "
+      f"{source.key} needs at least {source.least_bytes / 2**20:,.0f} MiB, but "
+      f"only {free / 2**20:,.0f} MiB are free in {data_dir}: choose fewer "
       "examples, or another --config.data_dir."
     )
   # Without an archive, fail early if it cannot be downloaded.
@@ -166,7 +169,7 @@ def _prepare(
     _require_network(source)
   from jaxformers.data.engine import builder
 
-  # Say where the examples come from.
+  # Print a message that preparation begins, and warn of another checksum.
   print(f"Preparing {source.key}, once ...", file=sys.stderr, flush=True)
   info = _describe(source, local)
   if info.get("authors_checksum", True) is False:
@@ -181,13 +184,13 @@ def _prepare(
 
 
 def _describe(source: Source, local: Path | None) -> dict[str, Any]:
-  """Returns where the examples come from, for `source.json`."""
+  """Returns the description of the origin of the examples for `source.json`."""
   if not source.archives:
     return {"source": "generated", "settings": dict(source.settings)}
   sha256 = archives.checksum(local) if local else source.sha256
-  # An archive without a published checksum can be the authors' all the same.
-  known = {source.sha256, *source.also} - {""}
-  is_authors = sha256 in known if known else None
+  # None: no checksum is published, so the archive may still be the authors'.
+  published = {source.sha256, *source.also} - {""}
+  is_authors = sha256 in published if published else None
   return {
     "source": local.name if local else source.url,
     "sha256": sha256,
@@ -198,21 +201,21 @@ def _describe(source: Source, local: Path | None) -> dict[str, Any]:
 def _require_same_archive(
   source: Source, folder: Path, info: Mapping[str, Any], archive: str
 ) -> None:
-  """Raises UserError if data were prepared from another archive than named."""
+  """Raises UserError if data were prepared from another archive than chosen."""
   if not archive or not source.archives:
     return
   path = archives.find(source.archives, archive, folder)
-  assert path is not None  # It is named.
+  assert path is not None  # `find` raises an error for a missing archive.
   if archives.checksum(path) != info["sha256"]:
     raise UserError(
       f"{folder} was prepared from another archive ({info['source']}, SHA-256 "
-      f"{info['sha256'][:12]}...) than {path}: leave the archive out to use "
-      f"the folder, delete the folder, or choose another data directory."
+      f"{info['sha256'][:12]}...) than {path}: remove the archive option to "
+      f"use the folder, delete the folder, or choose another data directory."
     )
 
 
 def _chunks(examples: Examples, title: str) -> Iterator[Sequence[Example]]:
-  """Yields all examples in order, in lists of `CHUNK`, with a progress bar."""
+  """Yields all examples in order, in lists of `CHUNK`; shows a progress bar."""
   with tqdm.tqdm(
     total=len(examples), desc=title, file=sys.stderr, disable=None
   ) as bar:
@@ -223,10 +226,13 @@ def _chunks(examples: Examples, title: str) -> Iterator[Sequence[Example]]:
 
 
 def _require_network(source: Source) -> None:
-  """Fails within seconds; the download itself would retry for minutes."""
+  """Raises UserError if the host of the archive does not answer.
+
+  This check takes at most 8 seconds; the download would retry for minutes.
+  """
   if any(key.lower().endswith("_proxy") for key in os.environ):
-    return  # The download may go where a plain connection cannot.
-  # Connect to the host and port of the archive, and hang up.
+    return  # With a proxy, a direct connection may fail where downloads work.
+  # Connect to the host and port of the archive, and disconnect.
   url = urllib.parse.urlsplit(source.url)
   port = url.port or {"http": 80, "https": 443}[url.scheme]
   reason: Any = "no answer in 8 s"
@@ -239,7 +245,7 @@ def _require_network(source: Source) -> None:
     except OSError as error:
       reason = error
 
-  # In a thread: looking a name up may take longer than the time-out above.
+  # Use a thread: a DNS look-up may take longer than the time-out above.
   thread = threading.Thread(target=connect, daemon=True)
   thread.start()
   thread.join(8)

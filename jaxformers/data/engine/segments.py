@@ -1,4 +1,4 @@
-"""A text as one stream of tokens, in windows that predict what follows."""
+"""Windows of one stream of tokens, for models that predict the next token."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from jaxformers.foundations.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Segments(Split):
-  """Windows of a stream; window k begins at token k * stride.
+  """Windows of a stream of tokens; window k begins at token k * stride.
 
-  Every token but the first is predicted exactly once: by the first window as
-  far as it reaches, then by the last `stride` places of each. With a stride of
-  the length the windows stand side by side, as in training; with a stride of 1
-  every token is predicted from the whole length before it, as in the
-  evaluation of NeuTRENO's table 3.
+  Every token but the first is predicted exactly once: the first window predicts
+  all its targets, and every later window predicts its last `stride` targets.
+  If the stride equals the length, the windows are adjacent, as in training. If
+  the stride is 1, every token is predicted from `length` tokens before it, as
+  in the evaluation of NeuTRENO's table 3.
 
   Attributes:
-    tokens: the stream, any integer type.
-    length: n, tokens of a window.
-    stride: tokens between the starts of two windows, 1 to n.
-    shift: added to every token read: 1 keeps id 0 for padding.
-    most: number of windows to keep, evenly spaced from the first on; 0 for all.
+    tokens: tokens of the stream, any integer type [total].
+    length: n, the number of tokens of a window.
+    stride: number of tokens between the starts of two windows, 1 to n.
+    shift: number added to every stored token; 1 keeps id 0 for padding.
+    most: number of evenly spaced windows to keep, the first included; 0 for
+      all.
 
   Raises:
-    UserError: for a stride or a number of windows out of range, or fewer than
-      two tokens.
+    UserError: for a stride or a number of windows out of range, or a stream of
+      fewer than two tokens.
   """
 
   tokens: np.ndarray
@@ -67,26 +68,27 @@ class Segments(Split):
     return min(self.most or self.windows, self.windows)
 
   def lengths(self) -> np.ndarray:
-    """Returns n for every window: all are padded alike."""
+    """Returns n for every window, int64 [windows]: all have the same length."""
     return np.full(len(self), self.length, np.int64)
 
   def reading(self) -> dict[str, Any]:
-    """Returns how the stream is cut, as plain JSON."""
+    """Returns how the stream is cut into windows, as plain JSON."""
     return {"first_id": self.shift, "length": self.length}
 
   def scoring(self) -> dict[str, Any]:
-    """Returns how the text is scored: its stride, and windows if not all."""
+    """Returns the stride of scoring, and the number of windows if not all."""
     part = {"windows": self.most} if self.most else {}
     return {"stride": self.stride, **part}
 
   def _numbers(self, indices: np.ndarray) -> np.ndarray:
-    """Returns the numbers in the stream of windows of the split."""
+    """Returns the numbers in the stream of the windows at `indices`."""
+    # The kept windows are evenly spaced.
     return np.asarray(indices, np.int64) * self.windows // len(self)
 
   def predicted(self) -> np.ndarray:
-    """Returns the places of the stream that are predicted, int64, in order."""
+    """Returns the predicted places of the stream in order, int64."""
     ends = self._numbers(np.arange(len(self))) * self.stride + self.length + 1
-    # The first window predicts all its places, a later one its last `stride`.
+    # The first window predicts all targets, later ones the last `stride`.
     last = ends[1:, None] + np.arange(-self.stride, 0)
     places = np.append(np.arange(1, self.length + 1), last)
     return places[places < len(self.tokens)]
@@ -104,22 +106,23 @@ class Segments(Split):
     """Returns a batch of windows.
 
     Args:
-      indices: integers [b] within the split.
-      max_len: ignored; all windows have one length.
-      key: ignored; text is not augmented.
+      indices: numbers of the windows in the split, integers [b].
+      max_len: ignored, because all windows have the same length.
+      key: ignored, because text is not augmented.
 
     Returns:
-      inputs and targets, int32 [b, n], the targets one token on; and weights,
-      float32 [b, n], 1 at the targets that this window predicts.
+      inputs and targets, int32 [b, n], where a target is the token after its
+      input; and weights, float32 [b, n], 1 at the targets that the window
+      predicts, else 0.
     """
     del max_len, key
-    # Read n + 1 tokens of each window, with zeros beyond the end of the stream.
+    # Read n + 1 tokens of each window, 0 after the end of the stream.
     numbers = self._numbers(indices)
     places = numbers[:, None] * self.stride + np.arange(self.length + 1)
     is_inside = places < len(self.tokens)
     tokens = self.tokens[np.where(is_inside, places, 0)].astype(np.int32)
     tokens = np.where(is_inside, tokens + self.shift, 0)
-    # Weigh the targets that no earlier window predicts.
+    # Set the weight 1 at targets that no earlier window predicts.
     is_new = np.arange(self.length) >= self.length - self.stride
     is_first = numbers[:, None] == 0
     weights = is_inside[:, 1:] & (is_new | is_first)
@@ -131,7 +134,8 @@ class Segments(Split):
 
 
 def stream(packed: Packed) -> np.ndarray:
-  """Returns all sequences end to end; copies them only if they lie apart."""
+  """Returns all sequences of a split end to end, without a copy if possible."""
+  # Return the stored array if it holds all sequences in order.
   is_complete = len(packed.tokens) == int(packed.sizes.sum())
   if is_complete and (packed.starts[1:] == packed.stops[:-1]).all():
     return packed.tokens

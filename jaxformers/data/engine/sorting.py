@@ -1,4 +1,4 @@
-"""Sorts the examples of a split by their keys, on disk if they are many."""
+"""Sorts the examples of a split by key, on disk if they exceed the memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 KeyedBytes = tuple[int, bytes]  # A key in [0, 2^128), a serialised example.
 
-MAX_MEMORY = 1_000 << 20  # Bytes of examples that are held at a time.
-PART_BITS = 10  # Files on disk hold examples with the same first bits of keys.
+MAX_MEMORY = 1_000 << 20  # Bytes of examples that are held in memory.
+PART_BITS = 10  # All keys in a file on disk have the same first bits.
 PART_SHIFT = 128 - PART_BITS
 HEAD = struct.Struct(">16sQ")  # Key and number of bytes of an example.
 
@@ -18,9 +18,9 @@ HEAD = struct.Struct(">16sQ")  # Key and number of bytes of an example.
 class ExampleSorter:
   """Collects examples, and yields them once in the order of their keys.
 
-  More than `MAX_MEMORY` bytes are written to up to 1,024 files, by the first
-  bits of the keys. Each file is sorted on its own, and deleted once it is read,
-  so that the disk never holds the split twice.
+  If the examples exceed `MAX_MEMORY` bytes, they are divided into up to 1,024
+  files by the first bits of the keys. Each file is sorted separately and
+  deleted once it is read, so the disk never holds the split twice.
 
   Attributes:
     num_examples: number of examples.
@@ -39,17 +39,19 @@ class ExampleSorter:
     """Adds an example.
 
     Args:
-      key: number in [0, 2^128), another one for every example.
+      key: number in [0, 2^128), different for every example.
       data: the serialised example.
     """
     self._held.append((key, data))
     self._num_held_bytes += len(data)
     self.num_examples += 1
     self.num_bytes += len(data)
+    # Move the examples to disk if they exceed the memory.
     if self._num_held_bytes > MAX_MEMORY:
       self._write_held()
 
   def __iter__(self) -> Iterator[KeyedBytes]:
+    # Sort in memory if nothing is on disk.
     if not self._is_on_disk:
       self._held.sort()
       yield from self._held
@@ -69,8 +71,8 @@ class ExampleSorter:
   def _write_held(self) -> None:
     """Appends the examples in memory to the files."""
     self._is_on_disk = True
-    # Sort them to open each file only once, and one at a time: a process may
-    # not have a thousand files open.
+    # Sort the examples, so that each file is opened once, one at a time: a
+    # process may not open a thousand files.
     self._held.sort()
     parts = itertools.groupby(self._held, lambda item: item[0] >> PART_SHIFT)
     for part, examples in parts:

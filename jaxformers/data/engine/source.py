@@ -1,6 +1,6 @@
-"""A data set as its archive has it, and how its examples become tokens.
+"""Records that describe a data set (`Source`) and its encoding (`Encoding`).
 
-Both are plain records: `preparation` opens what they describe.
+Both are plain records; `preparation` reads and prepares the data.
 """
 
 from __future__ import annotations
@@ -21,54 +21,55 @@ Encode = Callable[[Sequence[Example]], Iterable[Sequence[np.ndarray]]]
 
 
 class Examples(Protocol):
-  """Examples of a split, by random access to prepared files."""
+  """Examples of a split with random access to prepared files."""
 
   def __len__(self) -> int:
     """Returns the number of examples."""
     ...
 
   def __getitem__(self, index: int, /) -> Example:
-    """Returns an example."""
+    """Returns one example."""
     ...
 
   def __getitems__(self, indices: Sequence[int], /) -> Sequence[Example]:
-    """Returns several examples, which are read together."""
+    """Returns several examples, which are read in one call."""
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A data set: what an example holds, and how its archive is read.
+  """Description of a data set: its features, its archive and its reader.
 
   Attributes:
     name: name of the tensorflow-datasets builder.
-    features: `bytes` for text, a tuple of class names for a label, (height,
-      width, channels) for an image, `np.uint8` for ids.
-    read: function from the archive (None where there is none) to the examples
-      of every split, each with its key.
-    settings: settings of generated data; they tell one version from another.
-    tag: short text that stands for the settings in the folder's name; "" for
-      their values.
-    archives: names of files and folders that are looked for.
-    url, sha256, size: address, checksum and bytes of the archive that the
-      authors ship; "" where it cannot be downloaded.
+    features: type of each feature: `bytes` for text, a tuple of class names for
+      a label, (height, width, channels) for an image, `np.uint8` for ids.
+    read: function from the path of the archive (None if there is no archive) to
+      the examples of every split, each with its key.
+    settings: settings of generated data, which identify a version of the data.
+    tag: short text that replaces the settings in the name of the folder; "" to
+      use the values of the settings.
+    archives: names of files and folders to search for.
+    url, sha256, size: address, checksum and number of bytes of the authors'
+      archive; "" and 0 if it cannot be downloaded.
     also: SHA-256 of other archives that the authors ship.
     homepage: web page of the authors.
-    counts: examples of each split, where a stock builder has the same.
-    finish: function that is called once everything is prepared and on disk.
-    shuffled: True if examples are put into the order of their keys' hashes, as
-      by the stock builders; False if they are in the order of their keys,
-      which are then integers below 2^24.
-    is_users: True if the data are the user's, so that no authors have an
-      archive to compare with.
-    least_bytes: number of bytes that the prepared examples need at least; 0 if
-      that is not known before.
-    local_only: reason why nothing is downloaded, and where the archive is.
+    counts: number of examples of each split; set only if a stock builder of
+      tensorflow-datasets has the same data.
+    finish: function that is called after all examples are prepared and on disk.
+    shuffled: True to sort the examples by the hashes of their keys, as stock
+      builders do; False to sort them by their keys, which must then be integers
+      below 2^24.
+    is_users: True for the user's own data, for which no checksum of authors
+      exists.
+    least_bytes: lower bound of the size of the prepared examples in bytes; 0 if
+      it is unknown.
+    local_only: reason why the archive cannot be downloaded, and where it is.
   """
 
   name: str
   features: Mapping[str, Any]
-  # A `Path`, or None: readers of archives and generators take one of the two.
+  # The argument is a `Path` for readers of archives, and None for generators.
   read: Callable[[Any], Mapping[str, Iterable[Keyed]]]
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tag: str = ""
@@ -87,13 +88,13 @@ class Source:
 
   @property
   def key(self) -> str:
-    """Name of the prepared folder, which tells the settings."""
+    """Name of the folder of prepared data: the name and the settings."""
     values = [self.tag] if self.tag else map(str, self.settings.values())
     return "-".join([self.name, *values])
 
   @property
   def archive_options(self) -> str:
-    """Options that give a command the path of the archive, for messages."""
+    """Options that pass the path of the archive to a command, for messages."""
     path = f"PATH/{self.archives[0]}"
     return f"--archive {path} (prepare) or --config.task.archive={path}"
 
@@ -103,11 +104,12 @@ class Encoding:
   """Encoding of examples as tokens.
 
   Attributes:
-    name: part of the folder's name; another encoding needs another.
-    fit: function of all examples of the training split; returns a function
-      from a list of examples to their rows of sequences, and what `info.json`
-      remembers.
-    key: function from an example to the number under 2^64 that identifies it.
+    name: part of the name of the packed folder; every encoding needs a
+      different name.
+    fit: function of all examples of the training split. It returns a function
+      from a list of examples to their rows of sequences, and the fields that
+      `info.json` keeps.
+    key: function from an example to a number below 2^64 that identifies it.
     dtype: integer type of the tokens.
   """
 
@@ -124,26 +126,26 @@ def collect(
   labels: Sequence[Any] = (None,),
   advice: str = "",
 ) -> dict[str, list[Keyed]]:
-  """Gathers (split, key, example) by split, and checks counts and labels.
+  """Groups (split, key, example) by split, and checks the number of each label.
 
   Args:
-    stream: examples of one archive.
+    stream: (split, key, example) of every example of an archive.
     path: path of the archive, for the message.
     expected: number of examples of each label in a split, by split.
-    labels: labels to count; None stands for the examples of all labels.
-    advice: sentence for the message: what else the user can do.
+    labels: labels to count; None counts the examples of all labels.
+    advice: further advice for the message, one sentence.
 
   Raises:
-    UserError: if a number of examples differs.
+    UserError: if a number of examples differs from the expected number.
   """
-  # Gather and count in one pass over the stream.
+  # Group and count in one pass over the stream.
   splits: dict[str, list[Keyed]] = {name: [] for name in expected}
   counts: Counter[tuple[str, Any]] = Counter()
   for split, key, example in stream:
     splits[split].append((key, example))
     counts[split, example["label"]] += 1
     counts[split, None] += 1
-  # Compare all counts only now: a truncated archive ends the stream early.
+  # Compare the counts at the end: a truncated archive ends the stream early.
   for split, count in expected.items():
     for label in labels:
       check_count(path, split, counts[split, label], count, label, advice)
@@ -163,9 +165,9 @@ def check_count(
   Args:
     path: path of the archive.
     split: name of the split.
-    found, expected: numbers of examples.
-    label: the label that they have; None for all.
-    advice: sentence for the message: what else the user can do.
+    found, expected: actual and expected number of examples.
+    label: label of the counted examples; None for all labels.
+    advice: further advice for the message, one sentence.
   """
   if found == expected:
     return

@@ -1,4 +1,4 @@
-"""Protocol of the splits that are trained on and scored."""
+"""Protocol of the splits that training and evaluation read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Seed, step and number of the first row, from which augmentation draws.
+# Seed, step and number of the first row: the seed of augmentation.
 Key = tuple[int, int, int]
 
 
 class Split(Protocol):
-  """Examples in an order of their own, read in batches.
+  """Examples in a fixed order, read in batches.
 
-  A class of splits inherits from it, which gives it the defaults below.
+  Classes of splits inherit from this protocol, and with it the defaults below.
   """
 
   @abc.abstractmethod
@@ -32,7 +32,7 @@ class Split(Protocol):
 
   @abc.abstractmethod
   def reading(self) -> dict[str, Any]:
-    """Returns how a model reads the examples, as plain JSON."""
+    """Returns the settings that turn examples into inputs, as plain JSON."""
 
   @abc.abstractmethod
   def batch(
@@ -41,24 +41,24 @@ class Split(Protocol):
     """Returns a batch of examples.
 
     Args:
-      indices: integers [b] within the split.
-      max_len: length that sequences are cut or padded to.
-      key: key of augmentation; None for none.
+      indices: numbers of the examples in the split, integers [b].
+      max_len: length to which sequences are cut or padded.
+      key: seed of augmentation; None to augment nothing.
 
     Returns:
-      Arrays of b rows, `inputs` and `targets` among them; and `weights`,
-      float32 [b, n], of a split that weighs tokens.
+      Arrays of b rows, such as `inputs` and `targets`; a split that weighs
+      tokens also returns `weights`, float32 [b, n].
     """
 
   @property
   def repeats(self) -> int:
-    """How often an example occurs in a batch of training."""
+    """Number of copies of an example in a training batch."""
     return 1
 
   def score(self, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Returns scores of all rows that the objective of a split collects."""
+    """Returns the scores of the rows that the objective has collected."""
     raise AttributeError(f"{type(self).__name__} has no score of rows.")
 
   def scoring(self) -> dict[str, Any]:
-    """Returns how examples are cut to be scored, as plain JSON; {} if not."""
+    """Returns how examples are cut for scoring, as plain JSON; {} if uncut."""
     return {}

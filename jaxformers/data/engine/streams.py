@@ -1,9 +1,10 @@
-"""Content of a file, plain or compressed, read to its end and within a limit.
+"""Reads plain and compressed files to their end, within a limit of size.
 
-Python's gzip, bz2 and lzma files do not suffice: they ignore data behind the
-compressed stream of a bz2 or xz, and an xz may make them ask for any memory.
+The files of Python's gzip, bz2 and lzma do not suffice: they ignore data after
+the compressed stream of a bz2 or xz, and an xz can make them allocate any
+amount of memory.
 
-Source: RFC 1952 for what may follow a gzip.
+Source: RFC 1952 for the data that may follow a gzip stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 class TooLargeError(Exception):
-  """A file that unpacks to more bytes than are allowed."""
+  """Error of a file that unpacks to more bytes than allowed."""
 
 
 # Decompressors by the first bytes of a file.
@@ -39,38 +40,40 @@ DECOMPRESSORS: dict[bytes, Callable[[], Any]] = {
 
 
 def is_compressed(start: bytes) -> bool:
-  """Returns True for the first bytes of a compressed file."""
+  """Returns True if `start` begins like a compressed file."""
   return start.startswith(tuple(DECOMPRESSORS))
 
 
 def _decompress(raw: Any, start: bytes, magic: bytes) -> Iterator[bytes]:
   """Yields the content of a file in parts of at most `BUFFER` bytes.
 
-  The checksum of every compressed stream is verified at its end. Zeros may
-  follow it, as on tapes, or another stream, as parallel compressors write.
+  Verifies the checksum of every compressed stream at its end. A stream may be
+  followed by zeros, as on tapes, or by another stream, as parallel compressors
+  write.
 
   Args:
-    raw: the file, opened in binary mode and read up to `start`.
-    start: its first bytes.
-    magic: key of `DECOMPRESSORS`, with which they begin; b"" for no
-      compression.
+    raw: file that is open in binary mode, from which `start` has been read.
+    start: first bytes of the file.
+    magic: key of `DECOMPRESSORS` with which `start` begins; b"" for a file that
+      is not compressed.
 
   Raises:
     EOFError: if a compressed stream has no end.
     OSError, tarfile.ReadError, zlib.error, lzma.LZMAError: for damaged content.
   """
+  # Yield a plain file unchanged.
   pending = start
   while pending and not magic:
     yield pending
     pending = raw.read(BUFFER)
   while pending:
-    # Require a stream of the same format as the first.
+    # Require a stream of the same format as the first one.
     pending += raw.read(len(magic))
     if not pending.startswith(magic):
       raise tarfile.ReadError("other data follow its compressed stream")
     decompressor = DECOMPRESSORS[magic]()
     while not decompressor.eof:
-      # zlib returns input that it did not use; the others keep it.
+      # zlib returns the input that it did not use; the others keep it.
       is_end = False
       if not pending and getattr(decompressor, "needs_input", True):
         pending = raw.read(CHUNK)
@@ -81,20 +84,20 @@ def _decompress(raw: Any, start: bytes, magic: bytes) -> Iterator[bytes]:
         yield content
       elif is_end and not decompressor.eof:
         raise EOFError("the compressed stream has no end")
-    # Skip zeros behind the stream.
+    # Skip zeros after the stream.
     pending = decompressor.unused_data.lstrip(b"\0")
     while not pending and (more := raw.read(CHUNK)):
       pending = more.lstrip(b"\0")
 
 
 class Reader:
-  """Reads the content of a file forwards, decompressed, and counts its bytes.
+  """Reads the decompressed content of a file forwards, and counts its bytes.
 
-  Has the methods of a file that tarfile needs: `read`, `seek` and `tell`.
+  Has the file methods that tarfile needs: `read`, `seek` and `tell`.
 
   Attributes:
     is_compressed: True for a compressed file.
-    place: description of the place in the file, for messages.
+    place: description of the current place in the file, for messages.
   """
 
   def __init__(self, raw: Any, max_bytes: int) -> None:
@@ -108,14 +111,14 @@ class Reader:
     self.place = ""
 
   def tell(self) -> int:
-    """Returns the number of decompressed bytes that were read."""
+    """Returns the number of decompressed bytes read so far."""
     return self._position
 
   def read_some(self, size: int = BUFFER) -> bytes:
-    """Returns `size` bytes, fewer only at the end of the file.
+    """Returns `size` bytes, or fewer at the end of the file.
 
     Raises:
-      TooLargeError: if there are more than `max_bytes`.
+      TooLargeError: if more than `max_bytes` have been read.
     """
     content = self._part.read(size)
     while len(content) < size and (part := next(self._parts, b"")):
@@ -127,11 +130,11 @@ class Reader:
     return content
 
   def read(self, size: int) -> bytes:
-    """Returns `size` bytes, at once: `size` must be small.
+    """Returns exactly `size` bytes in memory: `size` must be small.
 
     Raises:
-      TooLargeError: if there are more than `max_bytes`.
-      tarfile.ReadError: if the file ends before.
+      TooLargeError: if more than `max_bytes` have been read.
+      tarfile.ReadError: if the file has fewer bytes left.
     """
     content = self.read_some(size)
     if len(content) < size:
@@ -139,10 +142,10 @@ class Reader:
     return content
 
   def peek(self, size: int) -> bytes:
-    """Returns the next bytes as `read`, which `read` then returns again."""
+    """Returns the next `size` bytes without moving the position."""
     content = self.read(size)
     self._position -= size
-    # Join the parts only if the bytes come from several.
+    # Step back, or join the parts if the bytes come from several parts.
     if self._part.tell() < size:
       self._part = io.BytesIO(content + self._part.read())
     else:
@@ -151,6 +154,7 @@ class Reader:
 
   def chunks(self, size: int) -> Iterator[bytes]:
     """Yields `size` bytes in parts of at most `BUFFER` bytes."""
+    # Refuse the size before anything is read: a header may claim any size.
     if self._position + size > self._max_bytes:
       raise TooLargeError
     while size > 0:
@@ -159,20 +163,20 @@ class Reader:
       yield chunk
 
   def seek(self, position: int) -> None:
-    """Skips all bytes up to a later position."""
+    """Skips the bytes up to a later position."""
     for _ in self.chunks(position - self._position):
       pass
 
   def error(self, problem: str) -> tarfile.ReadError:
-    """Returns the error for a problem, with its place in the file."""
+    """Returns the error for a problem, with the place in the file."""
     return tarfile.ReadError(f"it {problem}{self.place}, byte {self.tell():,}")
 
 
 def read_file(raw: Any, max_bytes: int) -> Iterator[bytes]:
-  """Yields the content of a file that is no tar, decompressed.
+  """Yields the decompressed content of a file that is not a tar.
 
   Args:
-    raw: the file, opened in binary mode at its beginning.
+    raw: file that is open in binary mode, at its beginning.
     max_bytes: largest allowed size of the decompressed content.
 
   Raises:

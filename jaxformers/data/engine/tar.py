@@ -1,9 +1,9 @@
-"""Tar archives, plain or compressed, read as a stream and to their end.
+"""Reads tar archives, plain or compressed, as a stream and to their end.
 
-Headers are read by Python's tarfile, whose streaming mode alone is not enough:
-it takes a damaged header for the end of the archive, stops at the end mark,
-before the checksum of a gzip, and ignores damaged records of a pax header. The
-checks for these are here.
+Python's tarfile parses the headers. Its streaming mode does not suffice: it
+takes a damaged header for the end of the archive, stops at the end mark, before
+the checksum of a gzip, and ignores damaged records of a pax header. This module
+adds checks for all three.
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block".
 """
@@ -21,7 +21,7 @@ from jaxformers.data.engine import streams
 BLOCK = tarfile.BLOCKSIZE
 RECORD = tarfile.RECORDSIZE  # Tars are padded to a multiple of a record.
 ZEROS = bytes(BLOCK)
-MAX_HEADER = 1 << 20  # Bytes of a header and of its extensions.
+MAX_HEADER = 1 << 20  # Largest size of a header with its extensions, in bytes.
 PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 EXTENSION_TYPES = (
   tarfile.GNUTYPE_LONGNAME,
@@ -32,14 +32,14 @@ PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 
 
 def is_tar(start: bytes) -> bool:
-  """Returns True for the first bytes of a tar, plain or compressed.
+  """Returns True if a file may be a tar, plain or compressed.
 
   Args:
-    start: the first `BLOCK` bytes of the file, fewer for a shorter file.
+    start: first `BLOCK` bytes of the file; fewer for a shorter file.
   """
   if streams.is_compressed(start) or start[257:262] == b"ustar":
     return True
-  # Tars from before POSIX do not name their format; their headers have a
+  # Tars from before POSIX do not name their format, but their headers have a
   # checksum, which tarfile verifies.
   try:
     tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")
@@ -49,10 +49,10 @@ def is_tar(start: bytes) -> bool:
 
 
 def is_compressed_tar(raw: Any) -> bool:
-  """Returns True if a compressed file is a tar; False for other content.
+  """Returns True if the content of a compressed file is a tar.
 
   Args:
-    raw: the file, opened in binary mode at its beginning.
+    raw: file that is open in binary mode, at its beginning.
 
   Raises:
     EOFError, OSError, zlib.error, lzma.LZMAError: for a damaged file.
@@ -63,17 +63,18 @@ def is_compressed_tar(raw: Any) -> bool:
 def read_members(
   raw: Any, *, max_bytes: int, wanted: Callable[[tarfile.TarInfo], bool]
 ) -> Iterator[tuple[str, Iterator[bytes]]]:
-  """Yields (name, parts) of every wanted file of a tar, in its order.
+  """Yields (name, parts) of every wanted file of a tar, in the tar's order.
 
-  The parts of a file can be read until the next file is asked for. A damaged
-  header may claim any size; parts take no more memory than the file has bytes.
-  Trust the content only once the iterator has ended: the checksum of a
-  compressed file is its last bytes.
+  Read the parts of a file before you request the next file. Parts never take
+  more memory than the file has bytes, even if a damaged header claims more.
+  Trust the content only after the iterator has ended: the checksum of a
+  compressed file is in its last bytes.
 
   Args:
-    raw: the file, opened in binary mode at its beginning.
+    raw: file that is open in binary mode, at its beginning.
     max_bytes: largest allowed size of the decompressed content.
-    wanted: returns True for a member to read; called for all, and may raise.
+    wanted: function that returns True for a member to read. It is called for
+      all members, and may raise an error.
 
   Raises:
     streams.TooLargeError: for more than `max_bytes`.
@@ -84,6 +85,7 @@ def read_members(
   archive: Any = tarfile.TarFile(
     fileobj=cast(Any, reader), tarinfo=_Header, encoding="utf-8"
   )
+  # Yield the members one by one, and note the place for messages.
   while (member := archive.next()) is not None:
     archive.members.clear()  # tarfile would keep all of them in memory.
     reader.place = f" in the middle of {member.name!r}"
@@ -95,15 +97,15 @@ def read_members(
   _check_end(reader)
 
 
-_TarInfo: Any = tarfile.TarInfo  # Its types lack what subclasses override.
+_TarInfo: Any = tarfile.TarInfo  # Its stubs lack the overridden methods.
 
 
 class _Header(_TarInfo):
-  """A header that raises ReadError for damage, where tarfile would stop."""
+  """Header that raises ReadError for damage; tarfile would silently stop."""
 
   @classmethod
   def fromtarfile(cls, archive: Any) -> tarfile.TarInfo:
-    """Returns the next member, its extensions applied."""
+    """Returns the next member with its extensions applied."""
     try:
       return super().fromtarfile(archive)
     except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # No stub.
@@ -113,23 +115,24 @@ class _Header(_TarInfo):
       raise archive.fileobj.error(problem) from None
 
   def _proc_member(self, archive: Any) -> tarfile.TarInfo:
-    # tarfile calls this for every header, and names it as the method that
-    # subclasses override. For an extension it calls `fromtarfile` in turn.
+    # tarfile calls this method for every header, and documents that subclasses
+    # may override it. For an extension, the method calls `fromtarfile` again.
     reader = archive.fileobj
     if self.size < 0:
       raise reader.error(f"has a header with the size {self.size}")
-    # Leave sparse files as they are: `read_members` refuses them.
+    # Return sparse files unchanged: `read_members` refuses them.
     if self.type == tarfile.GNUTYPE_SPARSE:
       return self
     if self.type not in EXTENSION_TYPES:
       return super()._proc_member(archive)
-    # Refuse large extensions before they are read; tarfile.offset is where the
-    # first extension of the member began.
+    # Refuse large extensions before they are read; `archive.offset` is the
+    # place where the first extension of the member begins.
     if reader.tell() + self.size - archive.offset > MAX_HEADER:
       raise reader.error(
         f"has an extension of a header of {self.size:,} bytes (at most "
         f"{MAX_HEADER:,} are read)"
       )
+    # Mark a file whose pax header describes a sparse file.
     if self.type in PAX_TYPES and _is_sparse(reader, reader.peek(self.size)):
       reader.seek(reader.tell() + self.size + -self.size % BLOCK)
       member = self.fromtarfile(archive)
@@ -142,12 +145,12 @@ def _is_sparse(reader: streams.Reader, content: bytes) -> bool:
   """Returns True if a pax header describes a sparse file.
 
   Raises:
-    tarfile.ReadError: if it does not consist of records "LENGTH KEY=VALUE\\n",
-      or has a size that is no number; tarfile would ignore both.
+    tarfile.ReadError: if the header does not consist of records "LENGTH
+      KEY=VALUE\\n", or if its size is not a number; tarfile ignores both.
   """
   is_sparse, start = False, 0
   while start < len(content):
-    # LENGTH counts the whole record, its own digits and the line end included.
+    # LENGTH counts the whole record, including its digits and the line end.
     record = PAX_RECORD.match(content, start)
     stop = start + int(record[1]) if record else 0
     is_sound = content[stop - 1 : stop] == b"\n"
@@ -162,14 +165,14 @@ def _is_sparse(reader: streams.Reader, content: bytes) -> bool:
 
 
 def _check_end(reader: streams.Reader) -> None:
-  """Reads to the end, and raises for other data than zeros.
+  """Reads to the end; raises ReadError for data other than zeros.
 
-  POSIX does not define what fills the last record behind the end mark. In a
+  POSIX does not define the content of the last record after the end mark. In a
   compressed file, which has a checksum, it may be anything but another header.
   """
   if reader.read(BLOCK) != ZEROS:
     raise reader.error("has an end mark of one block instead of two")
-  # Check the rest of the last record, then whatever follows it.
+  # Check the rest of the last record, then all data after it.
   rest = reader.read_some(-reader.tell() % RECORD)
   if reader.is_compressed and b"ustar" not in rest:
     rest = b""

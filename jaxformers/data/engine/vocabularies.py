@@ -1,12 +1,13 @@
-"""Vocabularies of word pieces as Hugging Face's folders have them.
+"""Reads vocabularies of word pieces from folders of Hugging Face's models.
 
-A `vocab.txt` has one piece a line. A `tokenizer.json` has the vocabulary and
-what is done to a text first. A `tokenizer_config.json` next to either has
-options such as `do_lower_case`. What these files say is obeyed or refused.
+A `vocab.txt` has one piece per line. A `tokenizer.json` has the vocabulary and
+the normalisation of texts. A `tokenizer_config.json` next to either has options
+such as `do_lower_case`. Options that cannot be obeyed raise an error.
 
-Differs from transformers: [PAD] in a text is text, because id 0 is padding; and
-without a `tokenizer_config.json` so are [MASK] and the like for a `vocab.txt`,
-and a `tokenizer.json` is obeyed as it is.
+Differs from transformers: [PAD] in a text is ordinary text, because id 0 is
+padding. Without a `tokenizer_config.json`, [MASK] and the other special tokens
+in a text are ordinary text too if there is only a `vocab.txt`; a
+`tokenizer.json` is used unchanged.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ CONFIG, NAMES, ADDED = (
   "special_tokens_map.json",
   "added_tokens.json",
 )
-# Fields of a tokenizer_config.json that are obeyed, and their names in the
-# normalizer of `tokenizers`.
+# Supported fields of a tokenizer_config.json, and their names in the normalizer
+# of `tokenizers`.
 NORMALIZER = {
   "do_lower_case": "lowercase",
   "strip_accents": "strip_accents",
   "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# Fields that are refused with another value.
+# Fields with the only value that is supported.
 FIXED = {
   **{f"{name[1:-1].lower()}_token": name for name in SPECIAL},
   "do_basic_tokenize": True,
@@ -52,15 +53,16 @@ GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
 def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-  """Returns the tokenizer of a vocabulary and of the files next to it.
+  """Returns the tokenizer of a vocabulary file and of the files next to it.
 
   Args:
-    path: a vocab.txt, a tokenizer.json, or the folder of either.
+    path: path of a vocab.txt, of a tokenizer.json, or of their folder.
 
   Raises:
-    UserError: for a file that is missing or damaged, or that asks for
-      something else than word pieces as BERT's.
+    UserError: for a file that is missing or damaged, or that requires a
+      tokenizer other than BERT's word pieces.
   """
+  # Find the file, and read the options next to it.
   if path.is_dir():
     path = find(path) or path / VOCABULARY
   if not path.is_file():
@@ -70,6 +72,7 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
       "one."
     )
   options = _options(path.parent)
+  # Read the tokenizer.json, if any; compare it with the vocab.txt.
   file = path if path.suffix == ".json" else path.with_name(TOKENIZER)
   tokenizer = _from_json(file, options) if file.is_file() else None
   if path != file:
@@ -79,23 +82,24 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
       tokenizer = _from_pieces(path, vocabulary, options)
     elif tokenizer.get_vocab(with_added_tokens=False) != vocabulary:
       raise UserError(
-        f"{path} and {file} have other vocabularies: remove the one that is "
-        "not the model's."
+        f"{path} and {file} have different vocabularies: remove the file that "
+        "is not the model's."
       )
   assert tokenizer is not None  # `path` is one of the two files.
+  # Check that all added tokens and ids can be used.
   _require_added(path.parent, tokenizer)
   _check(path, tokenizer)
   return tokenizer
 
 
 def find(folder: Path) -> Path | None:
-  """Returns the file with the vocabulary of a folder, or None."""
+  """Returns the path of the vocabulary file in a folder, or None."""
   paths = [folder / name for name in (VOCABULARY, TOKENIZER)]
   return next((path for path in paths if path.is_file()), None)
 
 
 def digest(tokenizer: tokenizers.Tokenizer) -> str:
-  """Returns eight digits that tell a tokenizer from others."""
+  """Returns eight hexadecimal digits that identify a tokenizer."""
   return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()[:8]
 
 
@@ -105,7 +109,7 @@ def from_vocabulary(
   """Returns BERT's tokenizer of word pieces, with lower case by default.
 
   Args:
-    vocabulary: the id of every piece.
+    vocabulary: id of every piece.
     **options: arguments of `tokenizers.normalizers.BertNormalizer`.
   """
   model = models.WordPiece(
@@ -120,13 +124,16 @@ def from_vocabulary(
 
 
 def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
-  """Raises UserError if the files in a folder read texts in another way.
+  """Raises UserError if the tokenizer in a folder differs from the task's.
+
+  Does nothing if the folder has no tokenizer files.
 
   Args:
-    folder: folder of weights, which may have no such files.
-    tokenizer_json: tokenizer of the task.
-    advice: sentence for the message.
+    folder: folder of weights.
+    tokenizer_json: tokenizer of the task, as JSON.
+    advice: last sentence of the message.
   """
+  # Compare the whole tokenizer if there is one, or only its normalizer.
   ours = json.loads(tokenizer_json)
   if find(folder):
     theirs = json.loads(read_tokenizer(folder).to_str())
@@ -147,9 +154,9 @@ def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
 
 
 def _pieces(path: Path) -> list[str]:
-  """Returns the pieces of a vocab.txt by the numbers of their lines."""
+  """Returns the pieces of a vocab.txt in the order of its lines."""
   text = files.decode_text(path.read_bytes(), str(path))
-  # Lines end at \n only: a piece may be another character that ends lines.
+  # Split at \n only: a piece may be another character that ends lines.
   lines = [line.rstrip(" \t\r") for line in text.split("\n")]
   while lines and not lines[-1]:
     lines.pop()
@@ -171,15 +178,16 @@ def _from_pieces(
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a vocab.txt.
 
-  Without a tokenizer_config.json, case is kept if a piece has capital letters,
-  because no text in lower case has that piece.
+  Without a tokenizer_config.json, the tokenizer keeps the case of texts if any
+  piece has capital letters. With one, [MASK] and the other special tokens in a
+  text are special, except [PAD].
 
   Args:
     path: path of the file, for the message.
-    vocabulary: the id of every piece.
-    options: options of its normalizer; None without a tokenizer_config.json.
-      With one, [MASK] and the like in a text are special, but [PAD] is text.
+    vocabulary: id of every piece.
+    options: options of the normalizer; None without a tokenizer_config.json.
   """
+  # Find pieces with capital letters, besides special tokens.
   capitals = [
     piece
     for piece in vocabulary
@@ -189,9 +197,9 @@ def _from_pieces(
     return from_vocabulary(vocabulary, lowercase=not capitals)
   if capitals and "lowercase" not in options:
     raise UserError(
-      f"{path} has pieces with capital letters, such as {capitals[0]!r}, and "
-      f"{CONFIG} next to it does not say do_lower_case: add it, false to keep "
-      "the case of texts."
+      f"{path} has pieces with capital letters, such as {capitals[0]!r}, but "
+      f"{CONFIG} next to it has no do_lower_case: add do_lower_case, with the "
+      "value false to keep the case of texts."
     )
   tokenizer = from_vocabulary(vocabulary, **options)
   special = [name for name in SPECIAL[1:] if name in vocabulary]
@@ -202,17 +210,17 @@ def _from_pieces(
 def _from_json(
   path: Path, options: Mapping[str, Any] | None
 ) -> tokenizers.Tokenizer:
-  """Returns the tokenizer of a tokenizer.json, checked against the options."""
+  """Returns the tokenizer of a tokenizer.json; checks it against `options`."""
   try:
     content = json.loads(path.read_bytes())
     kind = content["model"]["type"]
-    # [PAD] in a text is text: id 0 is padding, which is never attended to.
+    # Treat [PAD] in a text as text: id 0 is padding, and is masked.
     content["added_tokens"] = [
       token
       for token in content.get("added_tokens") or []
       if token["id"] or token["content"] != SPECIAL[0]
     ]
-    # A text is not cut or padded here.
+    # Neither cut nor pad texts here.
     content |= {"truncation": None, "padding": None}
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
   except Exception as error:
@@ -222,9 +230,9 @@ def _from_json(
     ) from None
   if kind != "WordPiece":
     raise UserError(
-      f"{path} is a tokenizer of {kind}: give one of WordPiece, as BERT's."
+      f"{path} is a tokenizer of {kind}: give one of WordPiece, like BERT's."
     )
-  # Two files that say different things are both refused.
+  # Refuse a tokenizer.json that contradicts the tokenizer_config.json.
   normalizer = content.get("normalizer") or {}
   for name, value in (options or {}).items():
     if normalizer.get("type") != "BertNormalizer" or (
@@ -241,8 +249,9 @@ def _options(folder: Path) -> dict[str, Any] | None:
   """Returns the options of a normalizer; None without a tokenizer_config.json.
 
   Raises:
-    UserError: for a file that asks for what is not done.
+    UserError: for a file with an option that is not supported.
   """
+  # Refuse fields whose values are not the supported ones.
   config = _read_object(folder / CONFIG)
   for file, fields in (
     (folder / CONFIG, config or {}),
@@ -253,19 +262,21 @@ def _options(folder: Path) -> dict[str, Any] | None:
       chosen = chosen.get("content") if isinstance(chosen, dict) else chosen
       if chosen is not None and chosen != value:
         raise UserError(
-          f"{file} has {name}={chosen!r}: only {value!r} is read. Give a "
-          "vocabulary as BERT's."
+          f"{file} has {name}={chosen!r}: only {value!r} is supported. Give a "
+          "vocabulary like BERT's."
         )
   if config is None:
     return None
+  # Refuse classes of other tokenizers than BERT's.
   name = config.get("tokenizer_class") or "Bert"
   family = str(name).removesuffix("Fast").removesuffix("Tokenizer")
   is_generic = str(name).startswith(GENERIC) and (folder / TOKENIZER).is_file()
   if family not in CLASSES and not is_generic:
     raise UserError(
       f"{folder / CONFIG} has tokenizer_class={name!r}: only tokenizers of "
-      f"word pieces are read, such as {', '.join(CLASSES)}."
+      f"word pieces are supported, such as {', '.join(CLASSES)}."
     )
+  # Take the options of the normalizer.
   options = {}
   for field, option in NORMALIZER.items():
     value = config.get(field)
@@ -279,7 +290,7 @@ def _options(folder: Path) -> dict[str, Any] | None:
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-  """Returns the object in a JSON file; None if there is no file."""
+  """Returns the object in a JSON file, or None if there is no file."""
   if not path.is_file():
     return None
   try:
@@ -292,7 +303,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 
 def _require_added(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
-  """Raises UserError for a token of a folder that a tokenizer does not have."""
+  """Raises UserError if a tokenizer lacks a token that a folder adds."""
   vocabulary = tokenizer.get_vocab()
   for file, token in _added(folder):
     if token not in vocabulary:
@@ -303,7 +314,7 @@ def _require_added(folder: Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _added(folder: Path) -> Iterator[tuple[Path, str]]:
-  """Yields the tokens that files add to a vocabulary."""
+  """Yields (file, token) of every token that files add to a vocabulary."""
   for name in (CONFIG, NAMES):
     fields = _read_object(folder / name) or {}
     added = fields.get("added_tokens_decoder") or {}
@@ -317,12 +328,12 @@ def _added(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _tokens(tokens: Any) -> list[Any]:
-  """Returns a list of tokens, which may be a mapping by name."""
+  """Returns the tokens of a list, or of a mapping from names to tokens."""
   return list(tokens.values() if isinstance(tokens, dict) else tokens or [])
 
 
 def _check(path: Path, tokenizer: tokenizers.Tokenizer) -> None:
-  """Raises UserError for ids with gaps, or that begin otherwise than BERT's."""
+  """Raises UserError for ids with gaps, a missing [UNK], or [PAD] not at 0."""
   vocabulary = tokenizer.get_vocab()
   size = len(vocabulary)
   is_complete = {*vocabulary.values()} == {*range(size)} and size <= MAX_SIZE

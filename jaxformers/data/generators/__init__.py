@@ -1,1 +1,1 @@
-"""Generators of examples: pure functions of a seed."""
+"""Generators of examples, which are pure functions of a seed."""

@@ -1,15 +1,16 @@
 """Generates ListOps: nested operations on digits.
 
-The distribution is that of LRA's generator: a node at depth 1 to max_depth - 1
-is an operation with probability 1/4, with 2 to max_args arguments and one of
-four operators, otherwise a digit; at max_depth it is a digit. A tree is kept if
-its length in tokens (an operation counts its operator, its arguments and its
-closing bracket) lies strictly between min_length and max_length, once.
+Trees have the distribution of LRA's generator. A node at depth 1 to
+max_depth - 1 is an operation with probability 1/4, otherwise a digit; a node at
+max_depth is a digit. An operation has 2 to max_args arguments and one of four
+operators. The length of a tree is its number of tokens: an operation counts its
+operator, its arguments and its closing bracket. A tree is kept if its length
+lies strictly between min_length and max_length, and if it is no duplicate.
 
-A block of trees grows level by level as flat arrays, instead of one tree at a
-time. The children of a node are next to each other, so sizes and values are
-reductions over segments from the deepest level up (`_sizes`, `_values`), and
-places in the text follow from the root down (`_write`).
+A block of many trees grows level by level as flat arrays. The children of a
+node are adjacent, so sizes and values are segment reductions from the deepest
+level up (`_sizes`, `_values`). Places in the text are computed from the root
+down (`_write`).
 
 Source: Nangia and Bowman 2018, https://arxiv.org/abs/1804.06028, with LRA's
 settings.
@@ -32,7 +33,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 
 PAD = 0
-ROOTS = 2_000  # Trees that are grown together: a block.
+ROOTS = 2_000  # Number of trees that grow together in a block.
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = (*OPERATORS, *"0123456789", "]")  # Token i has id i + 1.
 IDS = {token: i + 1 for i, token in enumerate(TOKENS)}
@@ -42,16 +43,17 @@ FIRST_DIGIT = IDS["0"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """Settings of a data set. The defaults are LRA's; the seed is ours.
+  """Settings of a data set. The defaults are LRA's, except the seed.
 
   Attributes:
     seed: seed of the whole data set.
     num_train, num_validation, num_test: number of examples of each split.
-    max_depth: deepest level of a tree; the root is at 1.
+    max_depth: depth of the deepest level of a tree; the root is at depth 1.
     max_args: largest number of arguments of an operation.
-    min_length, max_length: the number of tokens lies strictly between.
-    test_min_length, test_max_length: the same for the test split alone, to
-      measure how a model generalises; 0 for those of training.
+    min_length, max_length: exclusive bounds of the number of tokens.
+    test_min_length, test_max_length: exclusive bounds of the number of tokens
+      in the test split, to measure generalisation to other lengths; 0 for
+      min_length and max_length.
     operators: names of the operators, from MIN, MAX, MED and SM.
   """
 
@@ -68,7 +70,7 @@ class Settings:
   operators: str = "MIN MAX MED SM"
 
   def __post_init__(self) -> None:
-    """Raises UserError for settings under which no tree exists."""
+    """Raises UserError for values out of range, or if no tree can exist."""
     if self.max_args < 2 or self.max_depth < 2:
       raise UserError(
         f"max_args={self.max_args}, max_depth={self.max_depth}: choose at "
@@ -94,7 +96,8 @@ class Settings:
 
   def for_test(self) -> Settings:
     """Returns the settings of the test split."""
-    # Without other lengths, the same object: `generate` shares its stream.
+    # Return the same object if the lengths are equal: `generate` then shares
+    # one stream of trees.
     least = self.test_min_length or self.min_length
     most = self.test_max_length or self.max_length
     if (least, most) == (self.min_length, self.max_length):
@@ -110,13 +113,13 @@ class Settings:
 
 @dataclasses.dataclass
 class _Level:
-  """Nodes of one depth of a block of trees, trees and siblings in order.
+  """The k nodes of one depth of a block, sorted by tree and then by sibling.
 
   Attributes:
-    tree: [k], index of the tree of each node.
-    operator: [k], 0 to 3, or -1 for a digit.
-    digit: [k], value of each digit.
-    children: [j], number of arguments of each of the j operations.
+    tree: index of the tree of each node, [k].
+    operator: operator of each node, 0 to 3, or -1 for a digit, [k].
+    digit: value of each digit, [k].
+    children: number of arguments of each of the j operations, [j].
   """
 
   tree: np.ndarray
@@ -130,11 +133,11 @@ class _Level:
     return self.operator >= 0
 
   def starts(self) -> np.ndarray:
-    """Returns where the arguments of each operation start in the next level."""
+    """Returns where each operation's arguments begin in the next level."""
     return np.cumsum(self.children) - self.children
 
   def keep(self, kept: np.ndarray) -> _Level:
-    """Returns the nodes of the kept trees; kept is bool [trees]."""
+    """Returns the nodes of the trees where `kept`, bool [trees], is True."""
     nodes = kept[self.tree]
     children = self.children[nodes[self.inner]]
     return _Level(
@@ -145,37 +148,37 @@ class _Level:
 def _grow(
   rng: np.random.Generator, count: int, settings: Settings
 ) -> list[_Level]:
-  """Grows trees whose root is an operation, without those that get too long.
+  """Grows trees whose roots are operations; drops trees that become too long.
 
-  A digit at the root would be rejected for its length, so leaving it out does
-  not change which trees are kept.
+  No root is a digit: a tree of one digit is too short to be kept.
 
   Args:
-    rng: draws operators, digits and numbers of arguments.
+    rng: generator of operators, digits and numbers of arguments.
     count: number of roots.
     settings: depth, arguments, lengths and operators.
 
   Returns:
-    The levels from the root down, of the trees that are not too long yet.
+    The levels of the remaining trees, from the root down.
   """
   tree, levels = np.arange(count), []
   operators = [OPERATORS.index(f"[{o}") for o in settings.operators.split()]
   size = np.zeros(count, np.int64)
   for depth in range(1, settings.max_depth + 1):
-    # Draw the nodes of this depth: operations, digits, numbers of arguments.
+    # Draw which nodes of this depth are operations.
     inner = rng.random(len(tree)) <= 0.25
     if depth == 1:
       inner[:] = True
     elif depth == settings.max_depth:
       inner[:] = False
+    # Draw operators, digits and numbers of arguments.
     drawn = rng.integers(0, len(operators), len(tree))
     operator = np.where(inner, np.array(operators)[drawn], -1)
     digit = rng.integers(0, 10, len(tree))
     children = rng.integers(2, settings.max_args + 1, int(inner.sum()))
     levels.append(_Level(tree, operator, digit, children))
-    # Count tokens: a digit is one, an operation two with its bracket.
+    # Count tokens: one per digit, two per operation (operator and bracket).
     size += np.bincount(tree, 1 + inner, count).astype(np.int64)
-    # Give the operations of trees that may still be kept their arguments.
+    # Add the arguments of operations in trees that are not too long.
     short = size < settings.max_length
     parents = tree[inner]
     grows = short[parents]
@@ -186,12 +189,13 @@ def _grow(
 
 
 def _sizes(levels: list[_Level]) -> list[np.ndarray]:
-  """Returns the number of tokens under every node, level by level."""
+  """Returns the number of tokens of every node's subtree, level by level."""
+  # size(digit) = 1; size(operation) = 2 + sum of the sizes of its arguments.
   sizes: list[np.ndarray] = []
   below = np.zeros(0, np.int64)
   for level in reversed(levels):
     size = np.ones(len(level.tree), np.int64)
-    if len(level.children):  # Two for the operator and its bracket.
+    if len(level.children):
       size[level.inner] = 2 + np.add.reduceat(below, level.starts())
     sizes.append(size)
     below = size
@@ -209,7 +213,7 @@ def _values(levels: list[_Level]) -> np.ndarray:
       owner = np.repeat(np.arange(len(counts)), counts)
       ordered = np.sort(owner * 10 + below) % 10
       low, high = starts + (counts - 1) // 2, starts + counts // 2
-      # Apply all four operators, and choose the one of each node.
+      # Apply MIN, MAX, MED and SM to all nodes, then choose by operator.
       choices = (
         np.minimum.reduceat(below, starts),
         np.maximum.reduceat(below, starts),
@@ -222,22 +226,23 @@ def _values(levels: list[_Level]) -> np.ndarray:
 
 
 def _write(levels: list[_Level], sizes: list[np.ndarray]) -> np.ndarray:
-  """Returns the ids of all trees end to end, uint8.
+  """Returns the ids of all trees end to end, uint8 [total].
 
   Args:
     levels: nodes of the trees, from the root down.
-    sizes: numbers of tokens under them; see `_sizes`.
+    sizes: number of tokens of every node's subtree; see `_sizes`.
   """
+  # Place the roots: each tree begins where the previous one ends.
   text = np.zeros(int(sizes[0].sum()), np.uint8)
   place = np.cumsum(sizes[0]) - sizes[0]
   for depth, level in enumerate(levels):
-    # Write operators and digits at the place of their node, then brackets.
+    # Write operators and digits at the places of their nodes, then brackets.
     token = np.where(level.inner, level.operator + 1, level.digit + FIRST_DIGIT)
     text[place] = token
     opened = place[level.inner]
     text[opened + sizes[depth][level.inner] - 1] = END
     if len(level.children):
-      # Place each argument behind its operator and the siblings before it.
+      # Place each argument after its operator and its earlier siblings.
       below = sizes[depth + 1]
       before = np.cumsum(below) - below
       first = np.repeat(before[level.starts()], level.children)
@@ -248,7 +253,7 @@ def _write(levels: list[_Level], sizes: list[np.ndarray]) -> np.ndarray:
 def trees(
   settings: Settings, block: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Generates the accepted trees of a block: a function of (seed, block).
+  """Generates the accepted trees of a block, a function of (seed, block).
 
   Args:
     settings: settings of the data set.
@@ -257,9 +262,10 @@ def trees(
   Returns:
     ids uint8 [total], offsets int64 [count + 1] and values int64 [count].
   """
+  # Grow the trees of the block.
   rng = np.random.default_rng([settings.seed, block])
   levels = _grow(rng, ROOTS, settings)
-  # Keep the trees of allowed lengths.
+  # Keep the trees whose lengths are allowed.
   size = np.zeros(ROOTS, np.int64)
   size[levels[0].tree] = _sizes(levels)[0]
   kept = (size > settings.min_length) & (size < settings.max_length)
@@ -268,7 +274,7 @@ def trees(
   if not levels:
     empty = np.zeros(0, np.int64)
     return empty.astype(np.uint8), np.zeros(1, np.int64), empty
-  # Write the trees that remain, and compute their values.
+  # Write the remaining trees, and compute their values.
   sizes = _sizes(levels)
   offsets = np.concatenate([[0], np.cumsum(sizes[0])])
   return _write(levels, sizes), offsets, _values(levels)
@@ -277,17 +283,17 @@ def trees(
 def _distinct(
   settings: Settings, seen: set[bytes]
 ) -> Iterator[tuple[np.ndarray, int]]:
-  """Yields every accepted tree with its value, none twice, in a fixed order.
+  """Yields distinct accepted trees with their values, in a fixed order.
 
   Args:
     settings: settings of the data set.
-    seen: hashes of the trees so far; grows.
+    seen: hashes of the trees yielded so far; new hashes are added.
 
   Raises:
-    UserError: if a hundred blocks in a row hold no new tree.
+    UserError: if a hundred consecutive blocks hold no new tree.
   """
-  barren = 0  # Blocks without a new tree since the last one.
-  # NumPy releases the interpreter's lock, so the threads run at once.
+  barren = 0  # Number of consecutive blocks without a new tree.
+  # Generate blocks in threads: NumPy releases the interpreter's lock.
   workers = os.cpu_count() or 1
   make = functools.partial(trees, settings)
   blocks = prefetch(make, itertools.count(), ahead=2 * workers, threads=workers)
@@ -312,13 +318,13 @@ def _distinct(
 def generate(settings: Settings) -> dict[str, Packed]:
   """Generates three disjoint splits: no tree occurs twice in the data set.
 
-  The test split comes first, then validation, then train, from one stream: a
-  smaller training set is the start of a larger one, and the other splits do not
-  depend on its size.
+  Takes the test split first, then validation, then train, from one stream. So
+  a smaller training set is the beginning of a larger one, and the other splits
+  do not depend on its size.
   """
   seen: set[bytes] = set()
   stream = _distinct(settings, seen)
-  # Other lengths in the test split need a stream of their own.
+  # A test split with other lengths needs a separate stream.
   for_test = settings.for_test()
   test = stream if for_test is settings else _distinct(for_test, seen)
   plan = {

@@ -1,4 +1,4 @@
-"""ListOps as text: expressions, their values, and LRA's TSV files."""
+"""Reads and writes ListOps as text: expressions, values and LRA's TSV files."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _VALUES: dict[str, Callable[[list[int]], int]] = {
 def evaluate(tokens: list[str]) -> int:
   """Returns the value of an expression such as `[MAX 2 [SM 3 9 ] ]`.
 
-  MED is the mean of the two middle values, truncated; SM the sum modulo 10.
+  MED is the truncated median: the mean of the two middle values if their number
+  is even. SM is the sum modulo 10.
 
   Raises:
-    UserError: if it is not one expression with its brackets closed.
+    UserError: if the tokens are not one expression with closed brackets.
   """
-  # The values of each open operation; the first entry collects the result.
+  # Keep the values of each open operation; the first entry holds the result.
   stack: list[tuple[str, list[int]]] = [("", [])]
   for token in tokens:
     if token in _VALUES:
@@ -48,7 +49,7 @@ def evaluate(tokens: list[str]) -> int:
 
 
 def encode(text: str) -> np.ndarray:
-  """Returns the ids of an expression, uint8; parentheses are ignored.
+  """Returns the ids of an expression, uint8 [n]; ignores parentheses.
 
   Raises:
     UserError: for a token that is not in ListOps.
@@ -63,16 +64,16 @@ def encode(text: str) -> np.ndarray:
 
 
 def decode(ids: np.ndarray) -> str:
-  """Returns the expression of ids, with spaces and without padding."""
+  """Returns the expression of ids, tokens between spaces, without padding."""
   return " ".join(TOKENS[i - 1] for i in ids if i != PAD)
 
 
 def binarised(ids: np.ndarray) -> str:
-  """Returns the expression as LRA writes it, every node with two children.
+  """Returns the expression in LRA's binary form: every node has two children.
 
   `[MAX 2 3 ]` becomes `( ( ( [MAX 2 ) 3 ) ] )`.
   """
-  # Each entry is an open operation as written so far.
+  # Each entry of the stack is the text of an open operation so far.
   stack: list[str] = []
   for word in decode(ids).split():
     if word in OPERATORS:
@@ -91,13 +92,13 @@ def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
   """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses.
 
   Raises:
-    OSError: if they cannot be written; no part of them is left.
+    OSError: if the files cannot be written; partial files are removed.
   """
   staged = folder / ".staged"
-  # Remove the remains of an export that was killed.
+  # Remove the remains of a killed export.
   shutil.rmtree(staged, ignore_errors=True)
   staged.mkdir(parents=True)
-  # Write all three before any gets its name.
+  # Write all three files before any of them gets its final name.
   try:
     for name, split in splits.items():
       path = staged / f"basic_{FILES[name]}.tsv"
@@ -115,15 +116,16 @@ def parse(line: str) -> tuple[np.ndarray, int]:
   """Returns the ids and the value of a line of LRA's files.
 
   Raises:
-    UserError: if the line is not an expression, a tab and its value.
+    UserError: if the line is not an expression, a tab and the right value.
   """
-  # Parse the line, and compare the label with the expression's value.
+  # Split the line into expression and label.
   source, tab, target = line.rstrip("\n").partition("\t")
   if not tab or not source or target not in tuple("0123456789"):
     raise UserError(
       "Expected an expression, a tab and a digit, found "
       f"{line.rstrip()[-60:]!r}."
     )
+  # Compare the label with the value of the expression.
   ids = encode(source)
   value = evaluate(decode(ids).split())
   if value != int(target):

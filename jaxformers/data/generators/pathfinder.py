@@ -1,7 +1,7 @@
 """Settings of Pathfinder: do two discs lie on the same dashed snake?
 
-The generator is in `snakes`, because Numba takes half a second to import and
-most runs read images that exist already.
+The generator is in the module `snakes`: it imports Numba, which takes half a
+second, and most runs read existing images.
 
 Source: Linsley et al. 2018, https://arxiv.org/abs/1805.08315, and their
 generator (github.com/drewlinsley/pathfinder, snakes.py and snakes2.py) with the
@@ -17,22 +17,24 @@ from jaxformers.foundations.registry import choose
 
 # Number of paddles of a target snake, by the names of LRA's levels.
 DIFFICULTIES = {"easy": 6, "intermediate": 9, "hard": 14}
-CHUNK = 1_000  # Images that are generated and saved together.
+CHUNK = 1_000  # Number of images that are generated and saved together.
 
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-  """Sizes that LRA chose for one resolution; lengths in pixels.
+  """LRA's sizes for one resolution; all lengths are in pixels.
 
   Attributes:
-    padding: width of the border that snakes keep clear of.
-    margins: free space around a paddle; one is drawn for every image.
+    padding: width of the border that snakes do not enter.
+    margins: choices of the free space around a paddle; one is drawn per image.
     paddle_length, thickness: size of a paddle.
     marker_radius: radius of a disc.
-    seed_distance: distance of the tails of the two snakes.
-    continuity: weight of keeping the direction.
-    distractor_paddles: number of paddles in all distractors, before rounding.
-    target, distractor: contrast of their paddles; a disc has 1.
+    seed_distance: distance between the tails of the two snakes.
+    continuity: weight of the direction; larger values make straighter snakes.
+    distractor_paddles: total number of paddles of all distractors, before
+      rounding.
+    target, distractor: contrast of the paddles of target snakes and of
+      distractors; a disc has contrast 1.
   """
 
   padding: int
@@ -63,8 +65,8 @@ class Settings:
     resolution: pixels per side: 32, 64, 128 or 256.
     difficulty: "easy", "intermediate" or "hard".
     num_images: number of images; 200,000 in LRA.
-    seed: seed of the whole data set; image i depends on i and the settings
-      other than num_images.
+    seed: seed of the whole data set; image i depends on i and on all settings
+      except num_images.
   """
 
   resolution: int = 32
@@ -86,6 +88,6 @@ class Settings:
 
 
 def distractor_counts(resolution: int, difficulty: str) -> tuple[int, int]:
-  """Returns the number of distractors, and the paddles of each."""
+  """Returns the number of distractors, and the number of paddles of each."""
   length = DIFFICULTIES[difficulty] // 3
   return GEOMETRIES[resolution].distractor_paddles // length, length

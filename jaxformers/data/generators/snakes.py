@@ -1,29 +1,32 @@
-"""Generator of Pathfinder's images.
+"""Generates the images of Pathfinder.
 
-Two snakes of `contour` paddles grow at the same time from tails that are
-`seed_distance` apart, then shorter distractors where there is room. A disc
-marks the tail of one snake, another disc the far end of the same snake (label
-1) or of the other (label 0).
+Two snakes of `contour` paddles grow in turn from tails that are `seed_distance`
+apart. Then shorter distractors are added where there is room. One disc marks
+the tail of one snake. Another disc marks the far end of the same snake (label
+1) or of the other snake (label 0).
 
-A paddle is drawn at `ANTIALIAS` times its size and resampled, and so is the
-region around it that no other paddle may enter. Both depend on the orientation
-alone, so they are drawn once for every orientation (`Sprites`). The random walk
-that places them is compiled by Numba. Pixels are computed as in the original,
-but from other random numbers: images differ, their distribution does not
-(`tests/data/generators/test_snakes.py` compares).
+A paddle, and the region around it that no other paddle may enter, are drawn at
+`ANTIALIAS` times their size and resampled. Both depend only on the orientation,
+so they are drawn once for every orientation (`Sprites`). Numba compiles the
+random walk that places them. Pixels are computed as in the original generator,
+but from other random numbers: the images differ, but not their distribution
+(`tests/data/generators/test_snakes.py` compares the two).
 
 The steps of an image, each a function below:
 
 1. `_two_snakes` places both first paddles (`_two_seeds`) and lets the snakes
    grow in turn (`_grow`).
 2. `_distractors` places shorter snakes where there is room.
-3. `_image` paints all of them and the two discs, and scales to 0 to 255.
+3. `_image` paints all snakes and the two discs, and scales to 0 to 255.
 
-Compiled functions take these arrays: `mask` uint8 [size, size], what paddles
-keep clear, 255 for entirely; `image` float32 [size, size]; `sprites` and
-`numbers`, see `Sprites` and `Numbers`; `last` int64 [5], the latest paddle of a
-snake: its sprite, y and x of its tail end, and y and x of its pivot, around
-which the next paddle turns.
+Arguments of the compiled functions:
+
+- `mask`, uint8 [size, size]: how far a pixel is taken, 255 for entirely taken.
+- `image`, float32 [size, size]: brightness.
+- `sprites` and `numbers`: see `Sprites` and `Numbers`.
+- `last`, int64 [5]: latest paddle of a snake. Its entries are the number of the
+  sprite, (y, x) of the end from which the sprite is drawn, and (y, x) of the
+  pivot around which the next paddle turns.
 
 Source: see `pathfinder`.
 """
@@ -55,35 +58,36 @@ from jaxformers.data.generators.pathfinder import (
 PADDLE_TRIALS = 3  # Candidates for the next paddle before a snake fails.
 SNAKE_TRIALS = 5  # Attempts at each distractor.
 LEAST_ROOM = 0.01  # Share of free pixels below which no distractor is tried.
-FREE = 76  # Masks up to 0.3 of 255 count as free.
-CROSSING = 459  # Masks that add up to 1.8 of 255 count as crossing paddles.
+FREE = 76  # A pixel is free up to this mask value, 0.3 * 255.
+CROSSING = 459  # Paddles cross if two mask values add up to this, 1.8 * 255.
 GUESSES = 64  # Random places that are tried before all free ones are listed.
-ANTIALIAS = 2  # Factor at which paddles and discs are drawn.
+ANTIALIAS = 2  # Enlargement at which paddles and discs are drawn.
 
 
 class Sprites(NamedTuple):
-  """Arrays that depend on resolution and margin alone.
+  """Drawn paddles and tables that depend only on resolution and margin.
 
-  Orientations 0 to 359 are those of first paddles, in degrees from -180, drawn
-  from their tail. The k others lead to the k places where the head of a next
-  paddle can be, and are drawn from the head back.
+  Sprites 0 to 359 are first paddles with directions from -180 to 179 degrees,
+  drawn from the tail. The k other sprites are next paddles, one for each of the
+  k possible places of their head, drawn from the head backwards.
 
   Attributes:
-    paddle: float32 [360 + k, w, w], brightness of a paddle.
-    region: uint8 [360 + k, w, w], pixels that a paddle keeps clear, 255 for
-      entirely; zero outside of its box.
-    box: int64 [360 + k, 4], first row, one past the last row, first column, and
-      one past the last column.
-    place: int64 [k, 2], (y, x) of the head relative to the pivot.
-    angle: float64 [360 + k], direction of a paddle.
-    room: int64 [360, m, 2], pixels around the tail of a first paddle that must
-      be free, of which the first `rooms` count.
-    rooms: int64 [360], 0 for an orientation that is never taken.
-    tails: int64 [360, t, 2], places for the tail of the first snake, of which
-      the first `num_tails` count.
-    num_tails: int64 [360].
-    near: int64 [o, 2], disc of radius margin.
-    disc: float32 [v, v], brightness of a marker.
+    paddle: brightness of each paddle, float32 [360 + k, w, w].
+    region: pixels that each paddle keeps clear, uint8 [360 + k, w, w]; 255 for
+      entirely, zero outside of its box.
+    box: bounds of each region, int64 [360 + k, 4]: first row, last row + 1,
+      first column, last column + 1.
+    place: (y, x) of each head relative to the pivot, int64 [k, 2].
+    angle: direction of each paddle, float64 [360 + k].
+    room: pixels around the tail of a first paddle that must be free, int64
+      [360, m, 2]; the first `rooms` of the m are valid.
+    rooms: number of valid pixels, int64 [360]; 0 for an orientation that is
+      never taken.
+    tails: possible tails of the first snake, int64 [360, t, 2]; the first
+      `num_tails` of the t are valid.
+    num_tails: number of valid tails, int64 [360].
+    near: offsets within a disc whose radius is the margin, int64 [o, 2].
+    disc: brightness of a marker, float32 [v, v].
   """
 
   paddle: np.ndarray
@@ -104,15 +108,16 @@ class Numbers(NamedTuple):
 
   Attributes:
     size: pixels per side.
-    padding: width of the border that snakes keep clear of.
-    margin: free pixels around a paddle.
+    padding: width of the border that snakes do not enter.
+    margin: number of free pixels around a paddle.
     length: length of a paddle.
-    seed_distance: distance of the tails of the two snakes.
-    continuity: weight of keeping the direction.
+    seed_distance: distance between the tails of the two snakes.
+    continuity: weight of the direction; larger values make straighter snakes.
     contour: number of paddles of a target snake.
     distractors: largest number of distractors.
     distractor_length: number of paddles of a distractor.
-    target, distractor: contrast of their paddles.
+    target, distractor: contrast of the paddles of target snakes and of
+      distractors.
   """
 
   size: int
@@ -136,7 +141,7 @@ def _disc(radius: float) -> np.ndarray:
 
 
 def _translate(y: float, x: float, angle: float, far: float) -> tuple[int, int]:
-  """Returns the pixel at a distance in the direction of an angle."""
+  """Returns the pixel at the distance `far` in the direction of an angle."""
   return (
     math.ceil(y + far * math.sin(angle)),
     math.ceil(x + far * math.cos(angle)),
@@ -144,10 +149,10 @@ def _translate(y: float, x: float, angle: float, far: float) -> tuple[int, int]:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Compiles a function by Numba, and caches it on disk if possible."""
+  """Compiles a function with Numba, and caches the code on disk if possible."""
   try:
     return numba.njit(cache=True, nogil=True)(function)
-  except RuntimeError:  # Neither the package's folder nor a home is writable.
+  except RuntimeError:  # No folder for the cache can be written.
     return numba.njit(nogil=True)(function)
 
 
@@ -161,13 +166,13 @@ def _draw(
 
   Args:
     geometry: sizes of the resolution.
-    margin: free pixels around a paddle.
+    margin: number of free pixels around a paddle.
     angle: direction of the paddle.
 
   Returns:
     The paddle, and the region that it keeps clear, both uint8 [w, w].
   """
-  # Draw the line enlarged, in a square that holds it in all directions.
+  # Draw the enlarged line in a square that is large enough for all directions.
   reach = geometry.paddle_length + math.ceil(geometry.thickness) + margin
   centre = reach * ANTIALIAS
   blown = Image.new("L", (2 * centre + 1, 2 * centre + 1))
@@ -175,29 +180,32 @@ def _draw(
   width = round(geometry.thickness * ANTIALIAS)
   ImageDraw.Draw(blown).line([(centre, centre), (x, y)], 255, width)
   line = np.asarray(blown)
-  # Widen the line by the margin.
+  # Dilate the line by the margin to get its region.
   clear = ndimage.binary_dilation(line > 0, _disc(margin * ANTIALIAS))
-  # Shrink both to their size.
+  # Reduce both to their final size.
   return _resize(line, 2 * reach + 1), _resize(clear * 255, 2 * reach + 1)
 
 
 def _resize(blown: np.ndarray, side: int) -> np.ndarray:
-  """Resamples to side x side pixels, as the original does."""
+  """Resamples to side x side pixels with the original's Lanczos filter."""
   image = Image.fromarray(blown.astype(np.uint8))
   return np.asarray(image.resize((side, side), Image.Resampling.LANCZOS))
 
 
 def _bounds(region: np.ndarray) -> np.ndarray:
-  """Returns the box of all pixels that are not zero; see `Sprites.box`."""
+  """Returns the box of all nonzero pixels; see `Sprites.box`."""
   rows, columns = (np.nonzero(region.any(axis))[0] for axis in (1, 0))
   return np.array([rows[0], rows[-1] + 1, columns[0], columns[-1] + 1])
 
 
 def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-  """Pads lists of places to one array [count, longest, 2]; also their lengths.
+  """Pads lists of places to one array.
 
   Args:
     rows: places (y, x) of each list, int64 [length, 2].
+
+  Returns:
+    The places, int64 [count, longest, 2], and the lengths of the lists [count].
   """
   table = np.zeros((len(rows), max(map(len, rows)), 2), np.int64)
   for places, row in zip(table, rows, strict=True):
@@ -208,26 +216,28 @@ def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
   """Returns the pixels that must be free around the tail of a first paddle.
 
-  In a corner of the image every pixel of a room may lie outside. There the
-  original's dilation yields minus infinity, and it finds no free place anywhere
-  for such an orientation. This excludes most orientations at 32 pixels, and is
-  the reason why few distractors are drawn there.
+  For some orientations, all pixels of a room can lie outside of the image if
+  the tail is in a corner. There the original's dilation yields minus infinity,
+  and the original then finds no free place for the orientation. This function
+  excludes these orientations too: at 32 pixels they are the majority, so only
+  few distractors are drawn.
 
   Args:
-    regions: uint8 [360, w, w], what first paddles keep clear.
-    far: largest offset that counts.
+    regions: pixels that first paddles keep clear, uint8 [360, w, w].
+    far: largest offset to include.
 
   Returns:
-    For each orientation int64 [m, 2], empty for one that is never taken.
+    The offsets for each orientation, int64 [m, 2]; empty for an orientation
+    that is never taken.
   """
-  # The original sets the structuring element one pixel off its centre.
+  # Use the original's centre of the structuring element, one pixel off.
   centre = regions.shape[1] // 2 - 1
   rooms = []
   for region in regions:
-    # Take the pixels that the paddle keeps clear entirely.
+    # Take the pixels that the paddle keeps entirely clear.
     offsets = np.argwhere(region == 255) - centre
     offsets = offsets[(np.abs(offsets) <= far).all(1)]
-    # Take no orientation whose room has no pixel towards one of the corners.
+    # Exclude orientations whose room has no pixel towards one of the corners.
     sides = itertools.product((1, -1), repeat=2)
     is_taken = all((offsets * side >= 0).all(1).any() for side in sides)
     rooms.append(offsets if is_taken else offsets[:0])
@@ -235,14 +245,14 @@ def _rooms(regions: np.ndarray, far: int) -> list[np.ndarray]:
 
 
 def _tails(rooms: list[np.ndarray], size: int, border: int) -> list[np.ndarray]:
-  """Returns places for the tail of the first snake, for each orientation.
+  """Returns the possible tails of the first snake for each orientation.
 
   Args:
-    rooms: see `_rooms`.
+    rooms: result of `_rooms`.
     size: pixels per side.
-    border: width of the border that the room of a tail keeps clear of.
+    border: width of the border that the room of a tail must not touch.
   """
-  # Try every pixel, and keep those whose room lies within the border.
+  # Keep the pixels whose whole room lies within the border.
   pixels = np.argwhere(np.ones((size, size), bool))
   tails = []
   for offsets in rooms:
@@ -255,7 +265,7 @@ def _tails(rooms: list[np.ndarray], size: int, border: int) -> list[np.ndarray]:
 
 def _marker(radius: float) -> np.ndarray:
   """Draws the disc that marks an end of a snake, float32 [v, v]."""
-  reach = math.ceil(radius) + 3  # Lanczos reaches three pixels.
+  reach = math.ceil(radius) + 3  # The Lanczos filter reaches three pixels.
   side = (2 * reach + 1) * ANTIALIAS
   y, x = np.ogrid[:side, :side]
   centre = reach * ANTIALIAS
@@ -265,27 +275,27 @@ def _marker(radius: float) -> np.ndarray:
 
 @functools.cache
 def sprites(resolution: int, margin: int) -> Sprites:
-  """Draws everything that is drawn more than once; tenths of a second."""
+  """Draws the sprites of a resolution and margin, in tenths of a second."""
   geometry = GEOMETRIES[resolution]
   far = geometry.paddle_length + margin
-  # List the pixels on a circle around the pivot, none twice.
+  # List the distinct pixels on a circle around the pivot.
   around = np.deg2rad(np.arange(0, 360, 360 / (2 * far * np.pi)))
   circle = np.stack([far * np.sin(around), far * np.cos(around)], axis=1)
   place = np.unique(np.floor(circle).astype(np.int64), axis=0)
   turn = np.arctan2(place[:, 0], place[:, 1])
-  # Draw first paddles from the tail, and next paddles from the head back.
+  # Draw first paddles from the tail, and next paddles from the head backwards.
   degrees = np.arange(-180, 180)
   back = np.where(turn < 0, turn + np.pi, turn - np.pi)
   angles = (*np.deg2rad(degrees), *back)
   drawn = [_draw(geometry, margin, angle) for angle in angles]
   paddles, regions = (np.stack(images) for images in zip(*drawn, strict=True))
-  # List where first paddles can be.
+  # List the possible places of first paddles.
   rooms = _rooms(regions[:360], far)
   room, num_rooms = _padded(rooms)
   tail, num_tails = _padded(
     _tails(rooms, resolution, 2 * geometry.seed_distance)
   )
-  # Keep the box of each region: outside of it there is nothing to compare.
+  # Keep the box of each region: outside of the box all pixels are zero.
   return Sprites(
     paddle=paddles.astype(np.float32) / 255,
     region=regions,
@@ -305,13 +315,13 @@ def sprites(resolution: int, margin: int) -> Sprites:
 def _stamp(
   out: Any, sprite: Any, box: Any, y: int, x: int, scale: float
 ) -> None:
-  """Sets out to max(out, scale * sprite), with the sprite centred at (y, x).
+  """Sets out = max(out, scale * sprite), with the sprite centred at (y, x).
 
   Args:
     out: image or mask, changed in place; the sprite is cut at its border.
-    sprite: [w, w].
-    box: rows and columns of the sprite that are not zero; see `Sprites.box`.
-    y, x: place of the sprite's centre.
+    sprite: pixels of the sprite, [w, w].
+    box: bounds of the nonzero part of the sprite; see `Sprites.box`.
+    y, x: place of the centre of the sprite.
     scale: factor of the sprite.
   """
   # Visit the part of the box that lies inside of the image.
@@ -326,7 +336,7 @@ def _stamp(
 
 @compiled
 def _crosses(mask: Any, region: Any, box: Any, y: int, x: int) -> bool:
-  """Returns True if a region centred at (y, x) meets what is masked."""
+  """Returns True if a region centred at (y, x) overlaps the mask."""
   # Visit the part of the box that lies inside of the image.
   top, left = y - region.shape[0] // 2, x - region.shape[0] // 2
   size = mask.shape[0]
@@ -346,10 +356,12 @@ def _inside(y: int, x: int, size: int) -> bool:
 def _weigh_turns(
   mask: Any, y: int, x: int, angle: float, sprites: Any, numbers: Any
 ) -> Any:
-  """Returns the weight of every place of the next head, float64 [k].
+  """Returns the weight of every possible place of the next head, float64 [k].
 
-  A place weighs more the straighter the snake goes on, and less the more of the
-  disc around it is taken; beyond a right angle it weighs nothing.
+  The weight is cos(delta)^2 * (1 - taken / 255). `delta` is the change of the
+  direction times `continuity`; `taken` is the largest mask value around the
+  place. The weight is zero for a delta of a right angle or more, and for places
+  outside of the image.
   """
   size = numbers.size
   weights = np.zeros(len(sprites.place))
@@ -357,12 +369,12 @@ def _weigh_turns(
     head_y, head_x = y + sprites.place[k, 0], x + sprites.place[k, 1]
     if not _inside(head_y, head_x, size):
       continue
-    # Compare the direction with that of the last paddle.
+    # Compute delta, the weighted change of the direction.
     delta = abs(sprites.angle[360 + k] - angle)
     delta = min(delta, 2 * math.pi - delta) * numbers.continuity
     if delta >= math.pi / 2:
       continue
-    # Find the largest value of the mask near the head.
+    # Find the largest mask value near the head.
     taken = 0
     for o in range(len(sprites.near)):
       by, bx = head_y + sprites.near[o, 0], head_x + sprites.near[o, 1]
@@ -378,32 +390,32 @@ def _grow(rng: Any, mask: Any, last: Any, sprites: Any, numbers: Any) -> bool:
 
   Args:
     rng: NumPy's generator.
-    mask: what is taken; the paddle before the new one is added to it.
+    mask: mask of the taken pixels; the previous paddle is added to it.
     last: latest paddle of the snake.
     sprites: see `Sprites`.
     numbers: see `Numbers`.
   """
-  # Move the pivot by a paddle and the margins at both of its ends.
+  # Move the pivot by the length of a paddle and two margins.
   far = float(numbers.length + 2 * numbers.margin)
   angle = sprites.angle[last[0]]
   y, x = _compiled_translate(last[3], last[4], angle, far)
-  # Fail if no place is free in the directions ahead.
+  # Fail if no place ahead is free.
   weights = _weigh_turns(mask, y, x, angle, sprites, numbers)
   total = weights.sum()
   if total < 1e-4:
     return False
   for _ in range(PADDLE_TRIALS):
-    # Draw a place by its weight.
+    # Draw a place with probability weights / total.
     left = rng.random() * total
     k = 0
     while k < len(weights) - 1 and left >= weights[k]:
       left -= weights[k]
       k += 1
-    # Take it unless the paddle crosses another.
+    # Accept the place unless its paddle crosses another one.
     head_y, head_x = y + sprites.place[k, 0], x + sprites.place[k, 1]
     region, box = sprites.region[360 + k], sprites.box[360 + k]
     if not _crosses(mask, region, box, head_y, head_x):
-      # Mask the paddle before only now: the next one begins within its region.
+      # Mask the previous paddle only now: the new one begins in its region.
       _take(mask, last, sprites)
       last[:] = (360 + k, head_y, head_x, y, x)
       return True
@@ -416,7 +428,7 @@ def _begin(last: Any, y: int, x: int, degree: int, numbers: Any) -> bool:
 
   Returns False, and writes nothing, if head or pivot lie outside of the image.
   """
-  # Go from the tail to the head, and back by a paddle and a margin.
+  # Go from the tail to the head, then back by a paddle and a margin.
   angle = (degree - 180) * math.pi / 180
   back = angle + math.pi if angle < 0 else angle - math.pi
   head_y, head_x = _compiled_translate(y, x, angle, float(numbers.length))
@@ -438,9 +450,9 @@ def _two_seeds(rng: Any, sprites: Any, numbers: Any, state: Any) -> bool:
     rng: NumPy's generator.
     sprites: see `Sprites`.
     numbers: see `Numbers`.
-    state: int64 [2, 5], written here: `last` of each snake.
+    state: output, int64 [2, 5]: `last` of each snake.
   """
-  # Place the first snake at a tail that has room.
+  # Place the first snake at a random tail that has room.
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     if sprites.num_tails[degree] == 0:
@@ -450,7 +462,7 @@ def _two_seeds(rng: Any, sprites: Any, numbers: Any, state: Any) -> bool:
       break
   else:
     return False
-  # Place the second one in a random direction from it.
+  # Place the second snake in a random direction from the first one.
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     direction = rng.integers(0, 360) * math.pi / 180
@@ -463,7 +475,7 @@ def _two_seeds(rng: Any, sprites: Any, numbers: Any, state: Any) -> bool:
 
 @compiled
 def _take(mask: Any, paddle: Any, sprites: Any) -> None:
-  """Masks what a paddle (sprite, y, x, ...) keeps clear."""
+  """Adds the region of a paddle (sprite, y, x, ...) to the mask."""
   k = paddle[0]
   _stamp(mask, sprites.region[k], sprites.box[k], paddle[1], paddle[2], 1)
 
@@ -483,8 +495,8 @@ def _two_snakes(
 
   Args:
     rng: NumPy's generator.
-    mask: written here: what the snakes keep clear.
-    paddles: int64 [2, contour, 3], written here: (sprite, y, x) of each.
+    mask: output: the pixels that the snakes keep clear.
+    paddles: output, int64 [2, contour, 3]: (sprite, y, x) of each paddle.
     sprites: see `Sprites`.
     numbers: see `Numbers`.
   """
@@ -495,14 +507,14 @@ def _two_snakes(
   inner = slice(numbers.padding, numbers.size - numbers.padding)
   mask[:] = 255
   mask[inner, inner] = 0
-  # Let both grow in turn.
+  # Let both snakes grow in turn.
   paddles[:, 0] = state[:, :3]
   for paddle in range(1, numbers.contour):
     for snake in range(2):
       if not _grow(rng, mask, state[snake], sprites, numbers):
         return False
       paddles[snake, paddle] = state[snake, :3]
-  # Of the last two paddles the original keeps clear of the second alone.
+  # Mask the last paddle of the second snake only, as the original does.
   _take(mask, state[1], sprites)
   return True
 
@@ -510,6 +522,7 @@ def _two_snakes(
 @compiled
 def _has_room(mask: Any, degree: int, y: int, x: int, sprites: Any) -> bool:
   """Returns True if a first paddle with its tail at (y, x) has free room."""
+  # Check the pixels of the room: they must be free and not on the image's edge.
   size = mask.shape[0]
   for o in range(sprites.rooms[degree]):
     by = y + sprites.room[degree, o, 0]
@@ -525,23 +538,23 @@ def _has_room(mask: Any, degree: int, y: int, x: int, sprites: Any) -> bool:
 def _free_tail(
   rng: Any, mask: Any, degree: int, sprites: Any
 ) -> tuple[int, int]:
-  """Returns a random place where a first paddle has room, else (-1, -1).
+  """Returns a random place where a first paddle has room, or else (-1, -1).
 
-  All places are equally likely. They are listed only if guessing fails.
+  All free places are equally likely.
 
   Args:
     rng: NumPy's generator.
-    mask: what is taken.
+    mask: mask of the taken pixels.
     degree: orientation of the paddle.
     sprites: see `Sprites`.
   """
   size = mask.shape[0]
-  # Guess: cheap while much is free.
+  # Guess first, which is cheap if many places are free.
   for _ in range(GUESSES):
     y, x = rng.integers(0, size), rng.integers(0, size)
     if _has_room(mask, degree, y, x, sprites):
       return y, x
-  # List all free places, and draw one.
+  # If no guess succeeds, list all free places, and draw one.
   free = np.empty((size * size, 2), np.int64)
   count = 0
   for y in range(size):
@@ -558,14 +571,14 @@ def _free_tail(
 @compiled
 def _seed(rng: Any, mask: Any, sprites: Any, numbers: Any, last: Any) -> bool:
   """Places the first paddle of a distractor; returns False if none fits."""
-  # Give up where hardly any pixel is free.
+  # Give up if hardly any pixel is free.
   if (mask <= FREE).sum() < LEAST_ROOM * mask.size:
     return False
   for _ in range(PADDLE_TRIALS):
     degree = rng.integers(0, 360)
     if sprites.rooms[degree] == 0:
       return False
-    # Place its tail, and keep it if head and pivot lie in the image.
+    # Draw a tail, and keep it if head and pivot lie in the image.
     y, x = _free_tail(rng, mask, degree, sprites)
     if y < 0:
       return False
@@ -578,7 +591,7 @@ def _seed(rng: Any, mask: Any, sprites: Any, numbers: Any, last: Any) -> bool:
 def _distractors(
   rng: Any, image: Any, mask: Any, sprites: Any, numbers: Any
 ) -> int:
-  """Draws as many distractors as find room; returns their number."""
+  """Draws the distractors for which there is room; returns their number."""
   last = np.zeros(5, np.int64)
   paddles = np.zeros((numbers.distractor_length, 3), np.int64)
   drawn = 0
@@ -586,7 +599,7 @@ def _distractors(
     for _ in range(SNAKE_TRIALS):
       if not _seed(rng, mask, sprites, numbers, last):
         continue
-      # Grow on a copy of the mask: an attempt may fail half-way.
+      # Grow on a copy of the mask, because an attempt may fail half-way.
       taken = mask.copy()
       paddles[0] = last[:3]
       for paddle in range(1, numbers.distractor_length):
@@ -594,7 +607,7 @@ def _distractors(
           break
         paddles[paddle] = last[:3]
       else:
-        # Keep the attempt: its mask, and its paddles in the image.
+        # Success: keep the mask, and paint the paddles.
         _take(taken, last, sprites)
         mask[:] = taken
         _paint(image, paddles, numbers.distractor, sprites)
@@ -605,19 +618,20 @@ def _distractors(
 
 @compiled
 def _image(rng: Any, sprites: Any, numbers: Any) -> Any:
-  """Returns the fields of a `Sample` without its margin."""
+  """Returns the fields of a `Sample`, except the margin."""
   label = rng.integers(0, 2)
   image = np.zeros((numbers.size, numbers.size), np.float32)
   mask = np.zeros((numbers.size, numbers.size), np.uint8)
-  # Place both snakes, from the start until an attempt succeeds.
+  # Place both snakes; start again until an attempt succeeds.
   paddles = np.zeros((2, numbers.contour, 3), np.int64)
   restarts = 0
   while not _two_snakes(rng, mask, paddles, sprites, numbers):
     restarts += 1
+  # Paint the snakes and the distractors.
   for snake in range(2):
     _paint(image, paddles[snake], numbers.target, sprites)
   drawn = _distractors(rng, image, mask, sprites, numbers)
-  # Mark a tail, and the far end of the same snake or of the other.
+  # Mark a tail, and the far end of the same snake or of the other one.
   path = paddles[:, :, 1:].copy()
   marked = rng.integers(0, 2)
   other = marked if label == 1 else 1 - marked
@@ -625,23 +639,23 @@ def _image(rng: Any, sprites: Any, numbers: Any) -> Any:
   box = np.array((0, side, 0, side))
   for end in (path[marked, 0], path[other, -1]):
     _stamp(image, sprites.disc, box, end[0], end[1], 1.0)
-  # Scale brightness to 0 to 255.
+  # Scale the brightness to 0 to 255.
   low, high = image.min(), image.max()
   pixels = (image - low) * (255.0 / (high - low)) + 0.5
   return pixels.astype(np.uint8), label, path, marked, drawn, restarts
 
 
 class Sample(NamedTuple):
-  """One image and how it was generated.
+  """One image, with a record of its generation.
 
   Attributes:
-    pixels: uint8 [size, size].
+    pixels: grey pixels, uint8 [size, size].
     label: 1 if the discs lie on the same snake, else 0.
-    path: int64 [2, contour, 2], places (y, x) of the two snakes' paddles.
+    path: places (y, x) of the two snakes' paddles, int64 [2, contour, 2].
     marked: number of the snake whose tail has a disc.
-    distractors: number of distractors that were drawn.
+    distractors: number of drawn distractors.
     restarts: number of failed attempts at the two snakes.
-    margin: free pixels around a paddle.
+    margin: number of free pixels around a paddle.
   """
 
   pixels: np.ndarray
@@ -653,22 +667,22 @@ class Sample(NamedTuple):
   margin: int
 
   def discs(self) -> np.ndarray:
-    """Returns (y, x) of the two discs, int64 [2, 2]."""
+    """Returns the places (y, x) of the two discs, int64 [2, 2]."""
     other = self.marked if self.label else 1 - self.marked
     return np.stack([self.path[self.marked, 0], self.path[other, -1]])
 
 
 def sample(settings: Settings, index: int) -> Sample:
-  """Returns the image of an index: a function of it and of the settings."""
+  """Returns image `index`, a pure function of the index and the settings."""
   # Seed a generator from everything that the image depends on.
   geometry = GEOMETRIES[settings.resolution]
   contour = DIFFICULTIES[settings.difficulty]
   entropy = [settings.seed, settings.resolution, contour, index]
   rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
-  # Draw the margin here: it decides which sprites are needed.
+  # Draw the margin first: the sprites depend on it.
   margin = geometry.margins[int(rng.integers(0, len(geometry.margins)))]
   count, length = distractor_counts(settings.resolution, settings.difficulty)
-  # Hand the settings over as plain numbers, which Numba compiles.
+  # Pass the settings as plain numbers, which Numba can compile.
   numbers = Numbers(
     size=settings.resolution,
     padding=geometry.padding,
@@ -687,7 +701,7 @@ def sample(settings: Settings, index: int) -> Sample:
 
 
 def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
-  """Generates the images from `start` on, at most CHUNK.
+  """Generates the images from `start` on, at most `CHUNK` of them.
 
   Args:
     settings: settings of the data set.
@@ -703,13 +717,13 @@ def chunk(settings: Settings, start: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chunks(settings: Settings, starts: list[int]) -> Iterator[tuple[int, Any]]:
-  """Yields (start, chunk) as they are finished, generated on all cores."""
-  # Threads run at once: compiled code holds no lock.
+  """Generates chunks on all cores; yields (start, chunk) of each when ready."""
+  # Use threads: compiled code does not hold the interpreter's lock.
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1)
   try:
     jobs = {pool.submit(chunk, settings, start): start for start in starts}
     for job in concurrent.futures.as_completed(jobs):
       yield jobs.pop(job), job.result()
   finally:
-    # The caller may have stopped early: start no more chunks.
+    # Start no more chunks if the caller has stopped early.
     pool.shutdown(cancel_futures=True)

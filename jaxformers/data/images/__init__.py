@@ -1,1 +1,1 @@
-"""Images on the host: decoding, augmentation, corruptions, splits."""
+"""Processing of images on the host: augmentation, corruptions, splits."""

@@ -1,10 +1,9 @@
-"""DeiT's augmentation of images, on the host, as pure functions of a generator.
+"""DeiT's augmentation of images on the host, as pure functions of a generator.
 
-Touvron et al. 2021, https://arxiv.org/abs/2012.12877, table 9, as in their code
-and timm: crops and flips, RandAugment "rand-m9-mstd0.5-inc1", random erasing of
-pixels, mixup and cutmix. Pillow changes the pixels; the policy is written here,
-because timm draws from global generators, so that a run that resumes would not
-see the same images.
+Follows table 9 of Touvron et al. 2021, https://arxiv.org/abs/2012.12877, their
+code and timm: crops and flips, RandAugment "rand-m9-mstd0.5-inc1", random
+erasing, mixup and cutmix. Pillow changes the pixels. timm itself is not used:
+it draws from global generators, so a resumed run would read other images.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval, Share, SmallCount, Weight
 
-BICUBIC = Image.Resampling.BICUBIC  # DeiT uses it for every operation.
-MEAN_COLOUR = (124, 116, 104)  # Mean of ImageNet.
+BICUBIC = Image.Resampling.BICUBIC  # DeiT's filter for every operation.
+MEAN_COLOUR = (124, 116, 104)  # Mean colour of ImageNet.
 Rng = np.random.Generator
 
 
@@ -31,21 +30,23 @@ class Augment:
   """Settings of the augmentation of training images; the defaults do nothing.
 
   Attributes:
-    crop: "pad" shifts by up to 4 pixels over a black border, "resized" takes
-      a part of 8 to 100 % of the area with sides 3:4 to 4:3, "" the middle.
+    crop: "pad" shifts images by up to 4 pixels over a black border; "resized"
+      crops a box with 8 to 100 % of the area and an aspect ratio of 3:4 to 4:3;
+      "" crops the middle.
     flip: True to mirror half of the images.
     randaugment: magnitude, 0 to 10, of two operations drawn from fifteen, each
       applied to half of the images; 0 for none. DeiT: 9.
     color_jitter: largest relative change of brightness, contrast and
-      saturation; 0 for none. Not together with randaugment, where DeiT's code
-      skips it.
-    erase: share of images in which a box becomes noise. DeiT: 0.25.
-    mixup: alpha of the Beta distribution of two images' shares; 0 for none.
-      DeiT: 0.8.
-    cutmix: alpha for the area of a box that comes from another image; 0 for
-      none. With both, each is applied to half of the batches. DeiT: 1.0.
-    repeats: how often an image occurs in a batch, augmented differently (Hoffer
-      et al. 2020). DeiT: 3.
+      saturation; 0 for none. It cannot be combined with randaugment, with which
+      DeiT's code ignores it.
+    erase: share of images in which a box is replaced by noise. DeiT: 0.25.
+    mixup: alpha of the Beta distribution of the weights of two images; 0 for
+      none. DeiT: 0.8.
+    cutmix: alpha of the Beta distribution of the area of a box that is copied
+      from another image; 0 for none. With mixup, each is applied to half of the
+      batches. DeiT: 1.0.
+    repeats: number of copies of an image in a batch, each augmented differently
+      (Hoffer et al. 2020). DeiT: 3.
 
   Raises:
     UserError: for a value out of range.
@@ -66,7 +67,7 @@ class Augment:
         f'augment.crop={self.crop!r}: choose "pad", "resized" or "".'
       )
     ranges.check(Augment, vars(self), "augment")
-    # DeiT's code drops the jitter silently here.
+    # Refuse a combination for which DeiT's code silently ignores the jitter.
     if self.randaugment and self.color_jitter:
       raise UserError(
         "augment.randaugment and augment.color_jitter cannot be combined: "
@@ -82,26 +83,28 @@ def image(
   """Crops, flips and distorts a picture.
 
   Args:
-    picture: image in RGB and of any size.
+    picture: RGB image of any size.
     size: (height, width) of the result.
-    how: settings; crop, flip, randaugment and color_jitter apply here.
+    how: settings, of which crop, flip, randaugment and color_jitter are used.
     rng: generator of all random draws.
   """
   height, width = size
-  # Crop to the size.
+  # Crop a random box, or the middle.
   if how.crop == "resized":
     picture = picture.resize((width, height), BICUBIC, _part(picture, rng))
   else:
     picture = fit(picture, size)
+  # Shift by up to 4 pixels.
   if how.crop == "pad":
     x, y = rng.integers(0, 9, 2).tolist()
     padded = ImageOps.expand(picture, 4)
     picture = padded.crop((x, y, x + width, y + height))
-  # Mirror, and change shapes and colours.
+  # Mirror, and distort shapes and colours.
   if how.flip and rng.random() < 0.5:
     picture = ImageOps.mirror(picture)
   if how.randaugment:
     picture = randaugment(picture, how.randaugment, rng)
+  # Scale brightness, contrast and saturation by 1 - jitter to 1 + jitter.
   if how.color_jitter:
     for kind in ("Brightness", "Contrast", "Color"):
       factor = rng.uniform(1 - how.color_jitter, 1 + how.color_jitter)
@@ -110,10 +113,10 @@ def image(
 
 
 def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-  """Returns the middle of a picture: 7/8 of its short side, bicubic.
+  """Returns the middle 7/8 of the short side of a picture, resized to `size`.
 
-  Evaluation sees images so. A picture that has the size already is returned
-  unchanged.
+  Used for evaluation. Resizes with a bicubic filter; returns a picture that has
+  the size already unchanged.
 
   Args:
     picture: image of any size.
@@ -134,8 +137,8 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _part(picture: Image.Image, rng: Rng) -> tuple[float, float, float, float]:
-  """Draws a box of 8 to 100 % of the area and sides 3:4 to 4:3."""
-  # Draw area and ratio until a box fits, ten times at most.
+  """Draws a box with 8 to 100 % of the area and a ratio of 3:4 to 4:3."""
+  # Draw area and ratio until a box fits, at most ten times.
   width, height = picture.size
   for _ in range(10):
     area = width * height * rng.uniform(0.08, 1.0)
@@ -144,17 +147,20 @@ def _part(picture: Image.Image, rng: Rng) -> tuple[float, float, float, float]:
     if 0 < w <= width and 0 < h <= height:
       x, y = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
       return x, y, x + w, y + h
-  # No box fits: take the largest one in the middle, as torchvision does.
+  # If no box fits, take the largest one in the middle, as torchvision does.
   side = min(width, height * 4 / 3), min(height, width * 4 / 3)
   left, top = (width - side[0]) / 2, (height - side[1]) / 2
   return left, top, left + side[0], top + side[1]
 
 
 def _sign(rng: Rng) -> float:
+  """Draws -1 or 1."""
   return -1.0 if rng.random() < 0.5 else 1.0
 
 
 def _enhance(kind: type) -> Callable[[Image.Image, float, Rng], Image.Image]:
+  """Returns the operation that enhances by max(0.1, 1 +- 0.9 share)."""
+
   def apply(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
     return kind(picture).enhance(max(0.1, 1 + 0.9 * share * _sign(rng)))
 
@@ -169,12 +175,15 @@ def _rotate(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
 def _affine(
   entry: int, most: float, side: int | None = None
 ) -> Callable[[Image.Image, float, Rng], Image.Image]:
-  """Returns the affine map that changes one entry of (1, 0, 0, 0, 1, 0).
+  """Returns the operation that changes one entry of (1, 0, 0, 0, 1, 0).
+
+  The six numbers are the matrix of an affine map.
 
   Args:
-    entry: 1 or 3 to shear, 2 or 5 to move along x or y.
+    entry: index of the entry: 1 or 3 to shear, 2 or 5 to move along x or y.
     most: value of the entry at share 1.
-    side: 0 or 1 if the value is a share of the width or of the height.
+    side: 0 or 1 if `most` is a share of the width or of the height; None if it
+      is the entry itself.
   """
 
   def apply(picture: Image.Image, share: float, rng: Rng) -> Image.Image:
@@ -204,7 +213,7 @@ def _solarize_add(picture: Image.Image, share: float, _: Rng) -> Image.Image:
   return picture.point(table * 3)
 
 
-# timm's set "increasing": a larger magnitude makes every operation stronger.
+# timm's "increasing" operations: a larger magnitude makes each one stronger.
 OPERATIONS: dict[str, Callable[[Image.Image, float, Rng], Image.Image]] = {
   "autocontrast": lambda picture, share, rng: ImageOps.autocontrast(picture),
   "equalize": lambda picture, share, rng: ImageOps.equalize(picture),
@@ -230,9 +239,10 @@ def randaugment(
   """Applies two random operations, each with probability one half.
 
   Source: Cubuk et al. 2020, https://arxiv.org/abs/1909.13719, in timm's form:
-  magnitudes are normal around `magnitude`, with deviation 0.5.
+  magnitudes are drawn from a normal distribution with mean `magnitude` and
+  deviation 0.5.
   """
-  # Draw two operations, which may be the same.
+  # Draw two operations, which may be equal.
   operations = list(OPERATIONS.values())
   for number in rng.integers(0, len(operations), 2).tolist():
     if rng.random() < 0.5:
@@ -244,14 +254,14 @@ def randaugment(
 def erase(pixels: np.ndarray, rng: Rng) -> None:
   """Fills a box of one image with normal noise, in place.
 
-  The box has 2 to 33 % of the area and sides 0.3 to 3.3 (Zhong et al. 2020, in
-  timm's form).
+  The box has 2 to 33 % of the area and an aspect ratio of 0.3 to 3.3 (Zhong et
+  al. 2020, in timm's form).
 
   Args:
-    pixels: float32 [height, width, c], normalised.
-    rng: draws the box and the noise.
+    pixels: normalised pixels, float32 [height, width, c].
+    rng: generator of the box and of the noise.
   """
-  # Draw area and ratio until a box fits; after ten draws nothing is erased.
+  # Draw area and ratio until a box fits; erase nothing if ten draws fail.
   height, width, channels = pixels.shape
   for _ in range(10):
     area = height * width * rng.uniform(0.02, 1 / 3)
@@ -267,32 +277,36 @@ def erase(pixels: np.ndarray, rng: Rng) -> None:
 def mix(
   images: np.ndarray, targets: np.ndarray, how: Augment, rng: Rng
 ) -> dict[str, np.ndarray]:
-  """Mixes the images of a batch in pairs of neighbours, all in one way.
+  """Applies mixup or cutmix to a batch, with the same weights for all images.
+
+  Mixes every image with its neighbour in the batch.
 
   Sources: Zhang et al. 2018, https://arxiv.org/abs/1710.09412; Yun et al. 2019,
   https://arxiv.org/abs/1905.04899.
 
-  Differs from timm: it pairs the first image with the last. Pairs of neighbours
-  let every host mix its part of the batch alone.
+  Differs from timm, which pairs the first image with the last one. With pairs
+  of neighbours every host can mix its part of the batch without the others.
 
   Args:
-    images: float32 [b, height, width, c].
-    targets: int32 [b].
-    how: settings; mixup and cutmix apply here.
-    rng: generator; draws once for the whole batch.
+    images: pixels, float32 [b, height, width, c].
+    targets: classes, int32 [b].
+    how: settings, of which mixup and cutmix are used.
+    rng: generator; it draws once for the whole batch.
 
   Returns:
-    `inputs`, `targets`, `others` (the class of the other image) and `shares`
-    (share of the target), float32 [b].
+    `inputs`, float32 [b, height, width, c]; `targets`, int32 [b]; `others`, the
+    classes of the other images, int32 [b]; and `shares`, the weights of the
+    targets, float32 [b].
   """
   # Pair neighbours; an odd last image is paired with itself.
   partner = np.arange(len(images)) ^ 1
   partner[partner == len(images)] = len(images) - 1
+  # Choose cutmix or mixup, and draw the weight of the image.
   cut = how.cutmix > 0 and (not how.mixup or rng.random() < 0.5)
   alpha = how.cutmix if cut else how.mixup
   share = rng.beta(alpha, alpha)
   if cut:
-    # Copy a box of the area 1 - share, cut at the border, from the partner.
+    # Copy a box with the area 1 - share from the partner; cut it at the border.
     height, width = images.shape[1:3]
     side = math.sqrt(1 - share)
     y, x = rng.integers(height), rng.integers(width)
@@ -301,10 +315,11 @@ def mix(
     columns = slice(max(x - w, 0), min(x + w, width))
     mixed = images.copy()
     mixed[:, rows, columns] = images[partner, rows, columns]
-    # Weigh the classes by the area that was really copied.
+    # Weight the classes by the area that was actually copied.
     boxed = (rows.stop - rows.start) * (columns.stop - columns.start)
     share = 1 - boxed / (height * width)
   else:
+    # Mixup: share * image + (1 - share) * partner.
     mixed = share * images + (1 - share) * images[partner]
   return {
     "inputs": mixed.astype(np.float32),

@@ -1,16 +1,16 @@
-"""Corruptions of images in five severities, at the strengths of CIFAR-10-C.
+"""Corruptions of images in five severities, with the strengths of CIFAR-10-C.
 
 Source: Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261.
 
-Differs from them: fourteen corruptions of their fifteen, because frost needs
-photographs of ice that are the authors'. Where their code calls ImageMagick
-(motion blur, snow) the blur here is a line of normal weights, so numbers do not
-compare with those on CIFAR-10-C itself.
+Differs from the source: frost is missing, the fifteenth corruption, because it
+needs the authors' photographs of ice. For motion blur and snow, for which the
+authors' code calls ImageMagick, the blur here is a line of normal weights.
+Scores are therefore not comparable with scores on CIFAR-10-C.
 
-A corruption is a function of pixels in [0, 1], float64 [h, w, 3], a generator
-and the strength of a severity, one or several numbers. It returns pixels that
-`corrupt` clips to [0, 1]. The decorator of a corruption lists the authors'
-strengths from severity 1 to 5.
+A corruption is a function of pixels in [0, 1], float64 [h, w, 3], of a
+generator, and of the strength of a severity, which is one or several numbers.
+`corrupt` clips the resulting pixels to [0, 1]. The decorator of a corruption
+lists the authors' strengths for severities 1 to 5.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 Rng = np.random.Generator
 Corruption = Callable[..., np.ndarray]
-# Function and strengths of every corruption.
+# Function and strengths of every corruption, by name.
 CORRUPTIONS: dict[str, tuple[Corruption, list[tuple[Any, ...]]]] = {}
 
 
@@ -40,7 +40,7 @@ def _register(*strengths: Any) -> Callable[[Corruption], Corruption]:
   """Returns a decorator that adds a corruption with its five strengths.
 
   Args:
-    *strengths: for each severity a number, or a tuple of several.
+    *strengths: a number, or a tuple of numbers, for each severity.
   """
 
   def add(function: Corruption) -> Corruption:
@@ -58,9 +58,9 @@ def corrupt(
 
   Args:
     pixels: pixels of one image.
-    name: name in `CORRUPTIONS`.
-    severity: strength from 1 to 5.
-    seed: seed of random draws, together with the name and the severity.
+    name: name of the corruption in `CORRUPTIONS`.
+    severity: severity from 1 to 5.
+    seed: seed of the generator, combined with the name and the severity.
 
   Raises:
     UserError: for an unknown name or severity.
@@ -68,6 +68,7 @@ def corrupt(
   choose("corruption", name, CORRUPTIONS)
   if severity not in SEVERITIES:
     raise UserError(f"severity={severity}: choose one from 1 to 5.")
+  # Corrupt pixels in [0, 1], then clip and round to 8 bits.
   rng = np.random.default_rng([seed, severity, zlib.crc32(name.encode())])
   function, strengths = CORRUPTIONS[name]
   corrupted = function(pixels / 255.0, rng, *strengths[severity - 1])
@@ -82,18 +83,19 @@ def gaussian_noise(x: np.ndarray, rng: Rng, deviation: float) -> np.ndarray:
 
 @_register(500, 250, 100, 75, 50)
 def shot_noise(x: np.ndarray, rng: Rng, photons: int) -> np.ndarray:
-  """Draws every value from a Poisson distribution, as of few photons."""
+  """Draws every value from the Poisson distribution of a photon count."""
   return rng.poisson(x * photons) / photons
 
 
 @_register(0.01, 0.02, 0.03, 0.05, 0.07)
 def impulse_noise(x: np.ndarray, rng: Rng, share: float) -> np.ndarray:
-  """Sets random values to 0 or 1, salt and pepper."""
+  """Sets random values to 0 or 1 (salt and pepper)."""
   hit = rng.random(x.shape) < share
   return np.where(hit, rng.integers(0, 2, x.shape), x)
 
 
 def _blurred(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+  """Convolves every channel with a kernel [k, k]."""
   return ndimage.convolve(x, kernel[..., None], mode="mirror")
 
 
@@ -101,7 +103,7 @@ def _blurred(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 def defocus_blur(
   x: np.ndarray, rng: Rng, radius: float, smooth: float
 ) -> np.ndarray:
-  """Blurs by a disc with a smoothed edge."""
+  """Blurs with a disc that has a smoothed edge."""
   # Draw the disc on a grid of 17 x 17 pixels, and smooth its edge.
   at = np.arange(-8, 9)
   disc = (at[:, None] ** 2 + at[None] ** 2 <= radius**2).astype(float)
@@ -113,10 +115,10 @@ def defocus_blur(
 def glass_blur(
   x: np.ndarray, rng: Rng, sigma: float, most: int, times: int
 ) -> np.ndarray:
-  """Takes pixels from above and to the left, between two normal blurs.
+  """Replaces pixels by neighbours above and to the left, between two blurs.
 
-  The paper means pixels to change places; in the authors' code, and so in
-  CIFAR-10-C, one is copied over the other.
+  The paper swaps neighbours. The authors' code, and therefore CIFAR-10-C,
+  copies one pixel over the other; this function does too.
   """
   # Blur, copy pixels over their neighbours, and blur again.
   x = ndimage.gaussian_filter(x, (sigma, sigma, 0))
@@ -128,10 +130,10 @@ def glass_blur(
 
 
 def _line(radius: int, sigma: float, angle: float) -> np.ndarray:
-  """Returns a kernel: a line from the middle outwards, of normal weights."""
+  """Returns a kernel of normal weights on a line from the middle outwards."""
   size = 2 * radius + 1
   kernel = np.zeros((size, size))
-  # Add the weights at quarter pixels along the line.
+  # Add exp(-step^2 / (2 sigma^2)) every quarter pixel along the line.
   for step in np.arange(0, radius, 0.25):
     y = radius + step * np.sin(np.deg2rad(angle))
     x = radius + step * np.cos(np.deg2rad(angle))
@@ -143,12 +145,12 @@ def _line(radius: int, sigma: float, angle: float) -> np.ndarray:
 def motion_blur(
   x: np.ndarray, rng: Rng, radius: int, sigma: float
 ) -> np.ndarray:
-  """Blurs along a line at -45 to 45 degrees."""
+  """Blurs along a line at a random angle of -45 to 45 degrees."""
   return _blurred(x, _line(radius, sigma, rng.uniform(-45, 45)))
 
 
 def _sample(x: np.ndarray, places: Any, mode: str = "constant") -> np.ndarray:
-  """Reads an image at places [2, h, w] between its pixels, bilinearly."""
+  """Interpolates an image bilinearly at places [2, h, w]."""
   channels = [
     ndimage.map_coordinates(channel, places, order=1, mode=mode)
     for channel in np.moveaxis(x, -1, 0)
@@ -157,7 +159,7 @@ def _sample(x: np.ndarray, places: Any, mode: str = "constant") -> np.ndarray:
 
 
 def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
-  """Enlarges the middle bilinearly to the size of the image."""
+  """Enlarges the middle of an image bilinearly to the size of the image."""
   # Read at places that are nearer to the middle by the factor.
   height, width = x.shape[:2]
   rows, columns = (
@@ -169,7 +171,7 @@ def _zoomed(x: np.ndarray, factor: float) -> np.ndarray:
 
 @_register(1.06, 1.11, 1.16, 1.21, 1.26)
 def zoom_blur(x: np.ndarray, rng: Rng, most: float) -> np.ndarray:
-  """Averages the image and enlargements of its middle."""
+  """Averages the image and several enlargements of its middle."""
   factors = np.arange(1, most, 0.01)
   return np.mean([x, *(_zoomed(x, f) for f in factors)], axis=0)
 
@@ -182,25 +184,25 @@ def zoom_blur(x: np.ndarray, rng: Rng, most: float) -> np.ndarray:
   (0.3, 0.3, 1.25, 0.65, 14, 12.0, 0.8),
 )
 def snow(x: np.ndarray, rng: Rng, *strength: Any) -> np.ndarray:
-  """Adds flakes that fall aslant over a whitened image."""
+  """Adds falling flakes to a whitened image."""
   mean, deviation, zoom, least, radius, sigma, share = strength
-  # Draw flakes: the largest values of noise, blurred along a falling line.
+  # Draw flakes: the largest values of noise, blurred along a slanted line.
   flakes = _zoomed(rng.normal(mean, deviation, x.shape[:2])[..., None], zoom)
   flakes = np.where(flakes < least, 0, flakes)
   angle = rng.uniform(-135, -45)
   flakes = np.clip(_blurred(flakes, _line(radius, sigma, angle)), 0, 1)
-  # Whiten the image, and add the flakes from two sides.
+  # Whiten the image, and add the flakes and the flakes turned by 180 degrees.
   grey = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
   white = np.maximum(x, grey * 1.5 + 0.5)
   return share * x + (1 - share) * white + flakes + np.rot90(flakes, 2)
 
 
 def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
-  """Draws a cloud by the diamond-square method, in [0, 1].
+  """Draws a cloud in [0, 1] with the diamond-square algorithm.
 
   Args:
     size: pixels per side, a power of two.
-    decay: factor by which the roughness falls from a scale to the next.
+    decay: divisor of the roughness from each scale to the next finer one.
     rng: generator of the noise.
 
   Returns:
@@ -235,7 +237,7 @@ def plasma(size: int, decay: float, rng: Rng) -> np.ndarray:
 @_register((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75))
 def fog(x: np.ndarray, rng: Rng, thick: float, decay: float) -> np.ndarray:
   """Adds a cloud in front of the image."""
-  # Draw a square cloud, and cut it to the image.
+  # Draw a square cloud, and cut it to the size of the image.
   height, width = x.shape[:2]
   size = 1 << (max(height, width) - 1).bit_length()
   cloud = plasma(size, decay, rng)[:height, :width, None]
@@ -244,8 +246,8 @@ def fog(x: np.ndarray, rng: Rng, thick: float, decay: float) -> np.ndarray:
 
 @_register(0.05, 0.1, 0.15, 0.2, 0.3)
 def brightness(x: np.ndarray, rng: Rng, added: float) -> np.ndarray:
-  """Brightens the image, at the same hue and saturation."""
-  # Raise the value of HSV, which is the largest channel.
+  """Brightens the image; keeps hue and saturation."""
+  # Raise the value of HSV, which is the maximum over the channels.
   top = x.max(-1, keepdims=True)
   bright = np.minimum(top + added, 1)
   return np.where(top > 0, x * bright / np.where(top > 0, top, 1), bright)
@@ -268,7 +270,7 @@ def contrast(x: np.ndarray, rng: Rng, share: float) -> np.ndarray:
 def elastic_transform(
   x: np.ndarray, rng: Rng, strength: float, smooth: float, affine: float
 ) -> np.ndarray:
-  """Shears and turns the image a little, then moves it by a smooth field."""
+  """Applies a small random affine map, then a smooth random displacement."""
   side = min(x.shape[:2])
   # Draw an affine map by moving three corners of a square in the middle.
   height, width = x.shape[:2]
@@ -276,11 +278,11 @@ def elastic_transform(
   third = side // 3
   corners = middle + third * np.array([[1, 1], [1, -1], [-1, -1]])
   moved = corners + rng.uniform(-affine, affine, (3, 2)) * side
-  # Solve for the map that takes the moved corners back.
+  # Solve for the affine map from the moved corners to the corners.
   back = np.linalg.solve(np.c_[moved, np.ones(3)], corners)
   grid = np.stack([*np.mgrid[:height, :width].astype(float)], -1)
   places = np.moveaxis(grid @ back[:2] + back[2], -1, 0)
-  # Move every place by a smooth random field.
+  # Displace every place by a smooth random field.
   if strength:
     field = rng.uniform(-1, 1, (2, height, width))
     sigma = (0, smooth * side, smooth * side)
@@ -296,7 +298,7 @@ def _picture(x: np.ndarray) -> Image.Image:
 
 @_register(0.95, 0.9, 0.85, 0.75, 0.65)
 def pixelate(x: np.ndarray, rng: Rng, share: float) -> np.ndarray:
-  """Makes the image smaller, and larger again."""
+  """Reduces the image, and enlarges it again."""
   height, width = x.shape[:2]
   small = _picture(x).resize(
     (int(width * share), int(height * share)), Image.Resampling.BOX

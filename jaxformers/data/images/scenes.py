@@ -1,4 +1,4 @@
-"""Splits of scenes: images of any size, and a class for each pixel."""
+"""Splits of scenes: images of any size with a class for each pixel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from jaxformers.data.images.splits import Key, Pictures, pool
 
-SCALES = (0.5, 2.0)  # Short sides of training images, in sides of a window.
-MOST = 0.75  # Largest share of a training window for one class, if possible.
+SCALES = (0.5, 2.0)  # Short sides of training images over the window's side.
+MOST = 0.75  # Preferred largest share of one class in a training window.
 BILINEAR, NEAREST = Image.Resampling.BILINEAR, Image.Resampling.NEAREST
 Rng = np.random.Generator
 LONGEST = 4.0  # Largest ratio of the long side to the short side.
@@ -19,26 +19,32 @@ LONGEST = 4.0  # Largest ratio of the long side to the short side.
 
 @dataclasses.dataclass(frozen=True)
 class Scenes(Pictures):
-  """Images and annotations, pairs of files.
+  """Pairs of an image file and an annotation file.
 
-  Training windows are cut from images scaled by 0.5 to 2, so that if possible
-  no class covers more than three quarters, then mirrored and changed in colour
-  at random, as in mmsegmentation, which Segmenter uses. Evaluation by `batch`
-  sees the middle of every image; `scene` returns all of it.
+  Training cuts random windows from images whose short side is 0.5 to 2 times
+  the side of a window. It avoids windows in which one class covers more than
+  three quarters, and then mirrors windows and changes their colours at random,
+  as in mmsegmentation, which Segmenter uses. `batch` without a key cuts the
+  middle of every image, for evaluation; `scene` returns the whole image.
 
   Attributes:
-    num_classes: annotations are 1 to num_classes; 0 is not counted.
+    num_classes: number of classes, whose annotations are 1 to num_classes;
+      pixels with annotation 0 are ignored.
     augmented: True if `batch` with a key cuts random windows.
 
-  The others are those of `Pictures`: `packed` has the encoding
-  `encodings.files("image", "annotation")`, and `shape` is that of a window.
+  `Pictures` describes the other attributes. Here `packed` has the encoding
+  `encodings.files("image", "annotation")`, and `shape` is the shape of a
+  window.
   """
 
   num_classes: int
   augmented: bool = False
 
   def scene(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scene k: uint8 [h, w, 3], and int32 [h, w], -1 if not counted."""
+    """Returns scene k: pixels uint8 [h, w, 3], and classes int32 [h, w].
+
+    The class of ignored pixels is -1.
+    """
     picture, annotation = self._open(k)
     return np.asarray(picture), self._labels(annotation)
 
@@ -48,14 +54,14 @@ class Scenes(Pictures):
     """Returns a batch of windows, one of each scene.
 
     Args:
-      indices: integers [b] within the split.
-      max_len: ignored; windows have one size.
-      key: (seed, step, number of the first row), from which random training
-        windows are drawn; None for the middles.
+      indices: numbers of the scenes in the split, integers [b].
+      max_len: ignored, because all windows have the same size.
+      key: (seed, step, number of the first row), the seed of random training
+        windows; None to cut the middles.
 
     Returns:
-      inputs float32 [b, height, width, 3], normalised, 0 beyond the image; and
-      targets int32 [b, height, width], -1 where not counted.
+      inputs float32 [b, height, width, 3], normalised, 0 outside of the image;
+      and targets int32 [b, height, width], -1 for ignored pixels.
     """
     del max_len
 
@@ -72,14 +78,14 @@ class Scenes(Pictures):
 
   def _open(self, k: int) -> tuple[Image.Image, Image.Image]:
     image = self.decoded(2 * k)
-    # A class for every pixel: no conversion, and the size of the image.
+    # The annotation must be grey, and as large as the image.
     annotation = self.decoded(
       2 * k + 1, formats=("PNG",), mode="L", size=image.size
     )
     return image, annotation
 
   def _labels(self, annotation: Image.Image) -> np.ndarray:
-    """Returns classes from 0, int32 [h, w]; -1 where not counted."""
+    """Returns classes from 0 on, int32 [h, w]; -1 for ignored pixels."""
     labels = np.asarray(annotation).astype(np.int32)
     return np.where(labels > self.num_classes, 0, labels) - 1
 
@@ -87,6 +93,7 @@ class Scenes(Pictures):
     self, picture: Image.Image, annotation: Image.Image
   ) -> tuple[np.ndarray, np.ndarray]:
     """Cuts the window in the middle, at the scale of evaluation."""
+    # Scale the short side to the window, and cut the middle.
     height, width, _ = self.shape
     size = short_side(picture.size, min(height, width))
     x, y = (size[0] - width) // 2, (size[1] - height) // 2
@@ -97,14 +104,14 @@ class Scenes(Pictures):
   def _window(
     self, picture: Image.Image, annotation: Image.Image, rng: Rng
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts a random window and changes it, as for training."""
-    # Scale the scene.
+    """Cuts a random window, and augments it for training."""
+    # Scale the scene by a random factor.
     height, width, _ = self.shape
     side = min(height, width) * rng.uniform(*SCALES)
     size = short_side(picture.size, side)
     picture = picture.resize(size, BILINEAR)
     annotation = annotation.resize(size, NEAREST)
-    # Draw a window in which no class covers too much, ten times at most.
+    # Draw a window in which no class covers too much, at most ten times.
     for _ in range(10):
       x = int(rng.integers(max(size[0] - width, 0) + 1))
       y = int(rng.integers(max(size[1] - height, 0) + 1))
@@ -112,7 +119,7 @@ class Scenes(Pictures):
       counts = np.bincount(np.asarray(part).ravel(), minlength=2)[1:]
       if (counts > 0).sum() > 1 and counts.max() < MOST * counts.sum():
         break
-    # Mirror, and change colours.
+    # Mirror, and change the colours.
     if rng.random() < 0.5:
       picture, annotation = map(ImageOps.mirror, (picture, annotation))
       x = max(size[0] - width - x, 0)
@@ -122,12 +129,15 @@ class Scenes(Pictures):
   def _cut(
     self, picture: Image.Image, annotation: Image.Image, x: int, y: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the window at (x, y), with 0 and -1 beyond the image."""
+    """Returns pixels and classes of the window at (x, y).
+
+    Outside of the image, pixels are 0 and classes are -1.
+    """
     height, width, _ = self.shape
     window = np.s_[y : y + height, x : x + width]
     pixels = self.normalised(np.asarray(picture)[window])
     labels = self._labels(annotation)[window]
-    # Pad on the right and below where the image is smaller than a window.
+    # Pad on the right and below if the image is smaller than the window.
     rest = ((0, height - len(pixels)), (0, width - pixels.shape[1]))
     pixels = np.pad(pixels, (*rest, (0, 0)))
     return pixels, np.pad(labels, rest, constant_values=-1)
@@ -136,7 +146,8 @@ class Scenes(Pictures):
 def short_side(size: tuple[int, int], side: float) -> tuple[int, int]:
   """Returns (width, height) scaled so that the short side has `side` pixels.
 
-  The long side has at most `LONGEST` times as many.
+  The long side has at most `LONGEST` * `side` pixels; if it would have more,
+  both sides are reduced.
   """
   low, high = min(size), max(size)
   scale = min(side / low, LONGEST * side / high)
@@ -146,16 +157,16 @@ def short_side(size: tuple[int, int], side: float) -> tuple[int, int]:
 
 def _coloured(picture: Image.Image, rng: Rng) -> Image.Image:
   """Changes brightness, contrast, saturation and hue, each half of the time."""
-  # Brightness.
+  # Change the brightness by up to 32.
   if rng.random() < 0.5:
     added = int(rng.integers(-32, 33))
     table = [min(max(value + added, 0), 255) for value in range(256)]
     picture = picture.point(table * 3)
-  # Contrast and saturation.
+  # Scale contrast and saturation by 0.5 to 1.5.
   for kind in (ImageEnhance.Contrast, ImageEnhance.Color):
     if rng.random() < 0.5:
       picture = kind(picture).enhance(rng.uniform(0.5, 1.5))
-  # Hue, an angle in 256 steps.
+  # Turn the hue by up to 18 degrees; HSV has 256 steps for 360 degrees.
   if rng.random() < 0.5:
     turned = int(rng.integers(-18, 19)) * 256 // 360
     hue, *others = picture.convert("HSV").split()
@@ -165,12 +176,12 @@ def _coloured(picture: Image.Image, rng: Rng) -> Image.Image:
 
 
 def windows(length: int, window: int, stride: int) -> tuple[int, ...]:
-  """Returns where windows begin on a line: a stride apart, the last at its end.
+  """Returns the starts of windows on a line; the last window ends at its end.
 
   Args:
-    length: pixels of the line.
-    window: pixels of a window.
-    stride: pixels between the starts of two windows.
+    length: number of pixels of the line.
+    window: number of pixels of a window.
+    stride: number of pixels between the starts of two windows.
   """
   if length <= window:
     return (0,)

@@ -1,4 +1,4 @@
-"""Splits of images in colour, for models that read patches."""
+"""Splits of colour images for models that read patches."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _NO_AUGMENT = Augment()
 
 @functools.cache
 def pool() -> concurrent.futures.ThreadPoolExecutor:
-  """Returns the threads that decode images, as many as there are cores."""
+  """Returns the pool of threads that decode images, one thread per core."""
   return concurrent.futures.ThreadPoolExecutor(os.cpu_count())
 
 
 @dataclasses.dataclass(frozen=True)
 class Pictures(Split):
-  """Base of splits of images, with classes or with annotations.
+  """Base class of splits of images, with classes or with annotations.
 
   Attributes:
-    packed: the stored bytes.
-    shape: (height, width, channels) of what a model reads.
-    mean, deviation: statistics of each channel, of values in [0, 1].
+    packed: stored bytes of the images.
+    shape: (height, width, channels) of the inputs of a model.
+    mean, deviation: statistics of each channel, for pixels in [0, 1].
   """
 
   packed: Packed | ImageStore
@@ -56,7 +56,7 @@ class Pictures(Split):
     return self.packed.keys
 
   def lengths(self) -> np.ndarray:
-    """Returns zeros [count]: images are of one size, and have no length."""
+    """Returns zeros, int64 [count]: images have no length."""
     return np.zeros(len(self), np.int64)
 
   def digest(self) -> str:
@@ -64,23 +64,23 @@ class Pictures(Split):
     return self.packed.digest()
 
   def reading(self) -> dict[str, Any]:
-    """Returns how bytes become numbers, as plain JSON."""
+    """Returns the settings that turn bytes into inputs, as plain JSON."""
     names = ("shape", "mean", "deviation")
     return {name: list(getattr(self, name)) for name in names}
 
   def scoring(self) -> dict[str, Any]:
-    """Returns how `batch` without a key sees pictures: their middle."""
+    """Returns how `batch` crops images for scoring, as plain JSON."""
     return {"crop": "centre", "scales": [1.0], "flip": False}
 
   def select(self, indices: Any) -> Self:
-    """Returns a split of some images, in their order."""
+    """Returns the split of the images at `indices`, in this order."""
     return dataclasses.replace(self, packed=self.packed.select(indices))
 
   def decoded(self, row: int, **options: Any) -> Image.Image:
     """Decodes the file that is stored in a row.
 
     Args:
-      row: argument of `packed.raw`; a split of pairs has two rows an example.
+      row: argument of `packed.raw`; a split of pairs has two rows per example.
       **options: keyword arguments of `pictures.decode`.
 
     Raises:
@@ -90,21 +90,21 @@ class Pictures(Split):
     return pictures.decode(self.packed.raw(row).tobytes(), refuse, **options)
 
   def normalised(self, pixels: np.ndarray) -> np.ndarray:
-    """Returns pixels of 0 to 255 as a model reads them, float32."""
+    """Returns (pixels / 255 - mean) / deviation, float32."""
     mean = np.array(self.mean, np.float32)
     deviation = np.array(self.deviation, np.float32)
     return (pixels.astype(np.float32) / 255 - mean) / deviation
 
 
 def _refusal(packed: Packed | ImageStore, row: int, reason: str) -> UserError:
-  """Returns the error of a stored file that cannot be read."""
+  """Returns the error for a stored file that cannot be read."""
   if isinstance(packed, ImageStore):
     return packed.refusal(row, reason)
-  # Only a memory-mapped array has a file.
+  # Only a memory-mapped array has a file to report.
   filename = getattr(packed.tokens, "filename", None)
   if filename is None:
     return UserError(f"File {row} of a split in memory is {reason}.")
-  # Find the row in the folder: a selection numbers its rows differently.
+  # Find the row in the folder: a selection has other row numbers.
   folder = Path(filename).parent
   offsets = np.load(folder / "offsets.npy")
   bounds = np.stack([offsets[:-1], offsets[1:]], 1)
@@ -121,14 +121,14 @@ def _refusal(packed: Packed | ImageStore, row: int, reason: str) -> UserError:
 class Images(Pictures):
   """Images and their classes, decoded, augmented and normalised in batches.
 
-  Image k is stored as uint8 pixels row by row with their channels last, or as a
+  Image k is stored as uint8 pixels, row by row with the channels last, or as a
   JPEG or PNG file.
 
   Attributes:
-    encoded: True if JPEG or PNG files are stored, of any size.
-    augment: augmentation of training images.
+    encoded: True if the images are stored as JPEG or PNG files of any size.
+    augment: settings of the augmentation of training images.
 
-  The others are those of `Pictures`.
+  `Pictures` describes the other attributes.
   """
 
   encoded: bool = False
@@ -141,11 +141,11 @@ class Images(Pictures):
 
   @property
   def repeats(self) -> int:
-    """Number of times that an image occurs in a batch of training."""
+    """Number of copies of an image in a training batch."""
     return self.augment.repeats
 
   def pixels(self, indices: np.ndarray) -> np.ndarray:
-    """Returns images as in evaluation, uint8 [b, height, width, c]."""
+    """Returns the pixels for evaluation, uint8 [b, height, width, c]."""
 
     def middle(k: int) -> np.ndarray:
       return np.asarray(augment.fit(self._open(k), self.shape[:2]))
@@ -158,22 +158,22 @@ class Images(Pictures):
     """Returns a batch of images, normalised.
 
     Args:
-      indices: integers [b] within the split.
-      max_len: ignored; images have one size.
-      key: (seed, step, number of the first row), from which the augmentation
-        of training images is drawn; None for evaluation.
+      indices: numbers of the images in the split, integers [b].
+      max_len: ignored, because images have no length.
+      key: (seed, step, number of the first row), the seed of the augmentation
+        of training images; None for evaluation.
 
     Returns:
-      inputs float32 [b, height, width, c], targets int32 [b]; under mixup or
-      cutmix what `augment.mix` returns.
+      inputs float32 [b, height, width, c] and targets int32 [b]; with mixup or
+      cutmix the result of `augment.mix`.
     """
     del max_len
-    # Evaluate on the middles of the images.
+    # Without a key, return the middles of the images.
     targets = self.labels[indices]
     if key is None:
       inputs = self.normalised(self.pixels(indices))
       return {"inputs": inputs, "targets": targets}
-    # Augment every row by a generator of its own, then mix the whole batch.
+    # Augment every row with its own generator, then mix the whole batch.
     seed, step, first = key
     how = self.augment
 
@@ -200,6 +200,6 @@ class Images(Pictures):
   def _stack(
     self, make: Callable[[int], np.ndarray], rows: Iterable[int]
   ) -> np.ndarray:
-    # Use threads for files: decoding is most of the work and holds no lock.
+    # Decode files in threads: Pillow releases the interpreter's lock.
     each = pool().map if self.encoded else map
     return np.stack(list(each(make, rows)))

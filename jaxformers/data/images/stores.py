@@ -1,7 +1,7 @@
-"""Encoded images read in place: in folders by class, or prepared by tfds.
+"""Reads encoded images in place: from folders by class, or prepared by tfds.
 
-For data sets that are too large to be stored twice. A store has the interface
-of a `Packed` of files: `raw(k)`, `labels`, `keys`, `select`.
+Stores are for data sets that are too large to be copied. A store has the same
+interface as a `Packed` split of files: `raw(k)`, `labels`, `keys`, `select`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class ImageStore:
   """Images as JPEG or PNG files, read one at a time.
 
   Attributes:
-    labels: int32 [count].
-    keys: uint64 [count], hashes of names, or numbers.
-    places: paths or numbers of the images in the set, [count].
+    labels: classes, int32 [count].
+    keys: identifiers of the images, uint64 [count]: hashes of names, or
+      numbers.
+    places: paths of the images, or their numbers in the set, [count].
     read: function from a place to the bytes of its image.
     refuse: function from a place, and the reason why its image cannot be read,
-      to a message with the remedy.
-    content: text that tells these images from others, for the digest.
+      to an error message with the remedy.
+    content: text that identifies these images, for the digest.
   """
 
   labels: np.ndarray
@@ -52,11 +53,11 @@ class ImageStore:
     return np.frombuffer(self.read(self.places[k]), np.uint8)
 
   def refusal(self, k: int, reason: str) -> UserError:
-    """Returns the error of an image that cannot be read, with the remedy."""
+    """Returns the error for an image that cannot be read, with the remedy."""
     return UserError(self.refuse(self.places[k], reason))
 
   def select(self, indices: Any) -> ImageStore:
-    """Returns a store of some images, in their order."""
+    """Returns the store of the images at `indices`, in this order."""
     names = ("labels", "keys", "places")
     arrays = {name: getattr(self, name)[indices] for name in names}
     return dataclasses.replace(self, **arrays)
@@ -64,9 +65,10 @@ class ImageStore:
   def digest(self) -> str:
     """Returns the digest of all labels, keys and `content`.
 
-    The images themselves are not read, because they may be millions of files:
-    an image that changes in place is not noticed. Keys of a folder of images
-    are hashes of file names, so other names or another number of files are.
+    The digest does not cover the pixels, because there may be millions of
+    files: an image that changes in place is not detected. The keys of a folder
+    of images are hashes of file names, so other names, or another number of
+    files, are detected.
     """
     return digests.of_parts(self.content, self.labels, self.keys)
 
@@ -77,9 +79,9 @@ def _hash(name: str) -> int:
 
 
 def list_classes(root: Path) -> tuple[str, ...]:
-  """Returns the names of the folders in a folder, in order.
+  """Returns the sorted names of the folders in a folder, one for each class.
 
-  Folders that systems add, such as .ipynb_checkpoints, are no classes.
+  Skips folders that systems add, such as .ipynb_checkpoints.
   """
   folders = (path.name for path in root.iterdir() if path.is_dir())
   return tuple(sorted(name for name in folders if not files.is_junk(name)))
@@ -88,16 +90,15 @@ def list_classes(root: Path) -> tuple[str, ...]:
 def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
   """Lists the images of root/CLASS/**, labelled by CLASS.
 
-  Links to folders are entered; files that systems add are passed over: see
-  `files.walk`.
+  Follows links to folders, and skips files that systems add; see `files.walk`.
 
   Args:
-    root: folder of the classes' folders.
-    classes: names of the classes; a label is a place in it.
+    root: folder that holds the folders of the classes.
+    classes: names of the classes; a label is an index of this sequence.
 
   Raises:
-    UserError: for a folder that is not a class, a link to a missing image or
-      to a folder that holds it, or if there are no images.
+    UserError: for a folder that is not a class, a link to a missing image, a
+      link to a folder that holds the link, or if there are no images.
   """
   # List all files by class, in the order of their names.
   numbers = {name: number for number, name in enumerate(classes)}
@@ -123,7 +124,7 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
       f"{root} holds no {'/'.join(ENDINGS)} files in folders: give a folder "
       "with one folder of images for each class."
     )
-  # Identify an image by its name: its content is not read.
+  # Identify an image by its name, because its content is not read.
   keys = np.array([_hash(name) for name in names], np.uint64)
 
   def refuse(name: str, reason: str) -> str:
@@ -136,7 +137,7 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
     np.array(labels, np.int32),
     keys,
     np.array(names),
-    # Not np.fromfile, which returns less than the file when a disk fails.
+    # Do not use np.fromfile: it returns a part of the file if the disk fails.
     read=lambda name: (root / name).read_bytes(),
     refuse=refuse,
   )
@@ -148,14 +149,14 @@ def open_prepared(
   """Returns the images of a data source; caches their labels in a file.
 
   Args:
-    examples: data source of tensorflow-datasets: `image`, not decoded, and
-      `label`.
-    cache: folder to make for the labels and their digest.
+    examples: data source of tensorflow-datasets, with the features `image`, not
+      decoded, and `label`.
+    cache: folder to create for the labels and their digest.
     content: text for the digest; see `ImageStore`.
     origin: folder and split of the data source, for messages.
 
   Raises:
-    UserError: for damaged labels, naming the folder to remove.
+    UserError: for damaged labels; the message names the folder to remove.
   """
 
   def make(staged: Path) -> None:

@@ -1,1 +1,1 @@
-"""Published data sets, one file each: their archives and examples."""
+"""Readers of published data sets, one module for each data set."""

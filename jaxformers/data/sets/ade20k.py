@@ -1,8 +1,10 @@
-"""ADE20K in the 150 classes of its scene-parsing challenge (Zhou et al. 2017).
+"""ADE20K with the 150 classes of its scene-parsing challenge.
 
-20,210 training images and 2,000 more, which are called validation by their
-authors and test by tensorflow-datasets (`scene_parse150`); papers quote the
-latter. The user has to unpack ADEChallengeData2016.zip.
+Source: Zhou et al. 2017.
+
+The data set has 20,210 training images and 2,000 others. The authors call the
+others validation, and tensorflow-datasets calls them test (`scene_parse150`);
+papers report scores on them. The user has to unpack ADEChallengeData2016.zip.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ MAX_BYTES = 1 << 33
 
 
 def _examples(archive: Path) -> dict[str, list[Keyed]]:
-  """Returns the files of both splits: `image`, JPEG, and `annotation`, PNG."""
-  # Gather the two files of every scene.
+  """Returns the scenes of both splits: `image`, JPEG, and `annotation`, PNG."""
+  # Collect the two files of every scene.
   scenes: dict[tuple[str, str], dict[str, bytes]] = {}
   members = archives.placed_members(archive, _place, max_bytes=MAX_BYTES)
   for (split, key, kind), _, content in members:
@@ -37,10 +39,10 @@ def _examples(archive: Path) -> dict[str, list[Keyed]]:
     if kind in files:
       raise UserError(
         f"{archive} holds the {kind} of {key!r} twice: give the folder "
-        "ADEChallengeData2016 with nothing but its own files in it."
+        "ADEChallengeData2016 with only its own files in it."
       )
     files[kind] = content
-  # Refuse scenes with one file alone.
+  # Refuse scenes that lack one of the two files.
   splits: dict[str, list[Keyed]] = {name: [] for name in FOLDERS}
   for (split, key), example in sorted(scenes.items()):
     if len(example) < 2:
@@ -54,7 +56,7 @@ def _examples(archive: Path) -> dict[str, list[Keyed]]:
 
 def _check(archive: Path, split: str, key: str, example: Any) -> None:
   """Refuses a scene whose files cannot be decoded or differ in size."""
-  # Decode both; every pixel of the image needs a label of its own.
+  # Decode both files; the annotation needs a label for every pixel.
   place = f"{FOLDERS[split]}/{key}"
   refuse = functools.partial(archives.refusal, archive)
   image = pictures.decode(
@@ -70,15 +72,15 @@ def _check(archive: Path, split: str, key: str, example: Any) -> None:
 
 
 def _place(name: str) -> tuple[str, str, str] | None:
-  """Returns (split, key, field) of a file's path; None for other files."""
-  # Files are images/training/NAME.jpg and the like, below any folder.
+  """Returns (split, key, field) of the path of a file; None for other files."""
+  # Match paths such as images/training/NAME.jpg, below any folder.
   kinds = {"images": ("image", ".jpg"), "annotations": ("annotation", ".png")}
   splits = {folder: split for split, folder in FOLDERS.items()}
   top, folder, file = ["", "", *name.split("/")][-3:]
   field, ending = kinds.get(top, ("", ""))
   if not field or folder not in splits or not file.endswith(ending):
     return None
-  # A name that is not UTF-8 has surrogates, which cannot be stored.
+  # Escape names that are not UTF-8: surrogates cannot be stored.
   key = os.fsencode(file.rpartition(".")[0])
   return splits[folder], key.decode(errors="backslashreplace"), field
 
@@ -86,27 +88,27 @@ def _place(name: str) -> tuple[str, str, str] | None:
 def source(
   num_train: int = COUNTS["train"], num_test: int = COUNTS["test"]
 ) -> Source:
-  """Returns the source of a folder with known numbers of scenes.
+  """Returns the source of a folder with the given numbers of scenes.
 
   Args:
-    num_train: number of scenes in training/; other numbers than the authors'
-      are for a part of their set, or another set in its layout.
+    num_train: number of scenes in training/; numbers other than the authors'
+      are for a part of the data set, or for another one with the same layout.
     num_test: number of scenes in validation/.
   """
   counts = {"train": num_train, "test": num_test}
 
   def read(archive: Path) -> dict[str, list[Keyed]]:
-    # Compare counts first: a part of the set must not pass for all of it.
+    # Check the counts first: a part of the set must not count as the whole.
     splits = _examples(archive)
     if {name: len(rows) for name, rows in splits.items()} != counts:
       raise UserError(
         f"{archive} holds {len(splits['train']):,} training and "
         f"{len(splits['test']):,} validation scenes instead of {num_train:,} "
         f"and {num_test:,}: give the folder ADEChallengeData2016, with images/ "
-        "and annotations/ in it. If a part of it is meant, set num_train and "
-        "num_test of the task to it. Nothing was kept of it."
+        "and annotations/ in it. To use a part of the set, set num_train and "
+        "num_test of the task to its counts. Nothing was kept of it."
       )
-    # Decode every file once, so that no run meets a damaged one.
+    # Decode every file once, so that no run fails at a damaged file.
     for split, rows in splits.items():
       checks = pool().map(lambda row, s=split: _check(archive, s, *row), rows)
       bar = {"file": sys.stderr, "disable": None}

@@ -1,4 +1,4 @@
-"""AG's News (Zhang et al. 2015): title and description of 127,600 articles."""
+"""AG's News (Zhang et al. 2015): 127,600 articles, title and description."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_BYTES = 1 << 28  # The authors' archive unpacks to 31 MB.
 
 
 def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-  """Yields (split, key, example); keys are those of the stock builder."""
+  """Yields (split, key, example) of every article."""
   for split, name, content in archives.placed_members(
     archive, _split, max_bytes=MAX_BYTES
   ):
-    # The key is the number of the row, as in the stock builder.
+    # Use the number of the row as key, like the stock builder.
     for key, row in enumerate(_rows(archive, name, content)):
       if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
         raise UserError(
@@ -36,6 +36,7 @@ def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
 
 
 def _split(name: str) -> str | None:
+  """Returns the split of train.csv or test.csv; None for other files."""
   stem, _, ending = name.rpartition("/")[2].partition(".")
   return stem if ending == "csv" and stem in PER_LABEL else None
 
@@ -55,8 +56,8 @@ def read(archive: Path) -> dict[str, list[Keyed]]:
   """Reads the articles of both splits: `title`, `description` and `label`.
 
   Raises:
-    UserError: for an archive that is truncated or holds other counts, or has no
-      train.csv.
+    UserError: for an archive that is truncated, has unexpected counts, or has
+      no train.csv.
   """
   splits = _read_files(archive)
   if not splits["train"]:
@@ -68,13 +69,13 @@ def read(archive: Path) -> dict[str, list[Keyed]]:
 
 
 def read_test(archive: Path) -> dict[str, list[Keyed]]:
-  """Reads the articles of test.csv alone; errors are those of `read`."""
+  """Reads the articles of test.csv only; raises the same errors as `read`."""
   return {"test": _read_files(archive)["test"]}
 
 
 def _read_files(archive: Path) -> dict[str, list[Keyed]]:
-  """Returns the rows of test.csv and, if the archive has it, of train.csv."""
-  # Require all articles of the files that the archive has.
+  """Returns the articles of test.csv, and of train.csv if it exists."""
+  # Require all articles of the existing files.
   rows = list(_articles(archive))
   splits = {"test", *(row[0] for row in rows)}
   expected = {split: PER_LABEL[split] for split in PER_LABEL if split in splits}
@@ -95,7 +96,7 @@ SOURCE = Source(
   counts={"train": 120_000, "test": 7_600},
   homepage="http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
 )
-# The same articles, for archives that hold test.csv alone.
+# Source for archives that hold only test.csv.
 TEST_SOURCE = dataclasses.replace(
   SOURCE, name="ag_news_test", read=read_test, counts={"test": 7_600}
 )

@@ -26,13 +26,14 @@ def _images(
 ) -> Iterator[tuple[str, str | int, Mapping[str, Any]]]:
   """Yields (split, key, example) from binary batches or folders of pictures.
 
-  Keys are the stock builder's for the authors' archives, so that the order is
-  the one in which the first nine tenths are LRA's training split.
+  For the authors' archives, the keys are equal to the stock builder's. So the
+  first nine tenths of the sorted examples are LRA's training split.
   """
   seen = dict.fromkeys(PER_LABEL, 0)
   for (split, place), name, content in archives.placed_members(
     archive, _place, max_bytes=MAX_BYTES
   ):
+    # Read a binary batch of many images, or a picture file of one image.
     images: Iterable[tuple[np.ndarray, str]]
     if isinstance(place, int):
       if not name.endswith(".bin"):
@@ -43,22 +44,25 @@ def _images(
       picture = pictures.decode(content, refuse, size=(32, 32))
       images, start = [(np.asarray(picture), place)], seen[split]
       seen[split] += 1
+    # Yield each image; its key is its number, or the name of its file.
     for k, (image, label) in enumerate(images, start):
       example = {"id": f"{split}_{k:05d}", "image": image, "label": label}
       yield split, k if isinstance(place, int) else name, example
 
 
 def _place(name: str) -> tuple[str, int | str] | None:
-  """Returns the split of a file; None for other files.
+  """Returns the split of a file and its place or label; None for other files.
 
-  With it the number of the first image of a batch of 10,000, or the label of a
-  picture, which is the name of its folder.
+  For a batch, the second value is the number of its first image. For a picture
+  it is the label, which is the name of the folder.
   """
+  # Match the batches data_batch_1 to data_batch_5 and test_batch.
   parts = name.split("/")
   stem = parts[-1].removesuffix(".bin")
   if stem in BATCHES:
     number = BATCHES.index(stem)
     return ("train", 10_000 * number) if number < 5 else ("test", 0)
+  # Match pictures such as train/CLASS/NAME.png.
   is_picture = parts[-1].endswith((".png", ".jpg", ".jpeg"))
   if not is_picture or len(parts) < 3 or parts[-3] not in PER_LABEL:
     return None
@@ -72,15 +76,17 @@ def read_batch(
   labels: Sequence[str],
   label_bytes: int = 1,
 ) -> Iterator[tuple[np.ndarray, str]]:
-  """Yields images [32, 32, 3] and labels of a binary batch of CIFAR.
+  """Yields the images, uint8 [32, 32, 3], and labels of a binary CIFAR batch.
 
   Args:
     archive: path of the archive, for messages.
     name: name of the batch.
-    content: rows of labels, one byte each, and the planes of an image.
-    labels: names of the classes of the last of these labels.
+    content: rows of the labels of an image, one byte each, and its planes of
+      red, green and blue.
+    labels: names of the classes; the last label of an image is their index.
     label_bytes: number of labels of an image.
   """
+  # Check the size of the batch, and the range of its labels.
   size = label_bytes + 3 * 32 * 32
   if not content or len(content) % size:
     raise archives.refusal(archive, name, f"{len(content):,} bytes long")
@@ -89,14 +95,14 @@ def read_batch(
   if classes.max() >= len(labels):
     problem = f"a batch with labels beyond {len(labels) - 1}"
     raise archives.refusal(archive, name, problem)
-  # Put the planes of red, green and blue last.
+  # Move the channels to the end: [count, 32, 32, 3].
   images = rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
   for image, number in zip(images, classes, strict=True):
     yield image, labels[number]
 
 
 def pickle_error(archive: Path, name: str, source: Source) -> UserError:
-  """Returns the error for a batch of the authors' archive for Python."""
+  """Returns the error for a pickled batch of the authors' Python archive."""
   return UserError(
     f"{archive} holds {name!r}, a pickle, which could run any code when it is "
     f"read: fetch {source.archives[0]} from {source.url} and pass "
@@ -112,8 +118,8 @@ def read(archive: Path) -> dict[str, list[Keyed]]:
       {train,test}/CLASS/*.{png,jpg}, packed or unpacked.
 
   Raises:
-    UserError: for an archive that is truncated or holds other counts, and for
-      the authors' archive for Python, which is made of pickles.
+    UserError: for an archive that is truncated or has unexpected counts, and
+      for the authors' Python archive, which consists of pickles.
   """
   return collect(_images(archive), archive, PER_LABEL, LABELS)
 

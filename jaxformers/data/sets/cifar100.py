@@ -28,12 +28,13 @@ MAX_BYTES = 1 << 29
 
 
 def _images(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-  """Yields (split, key, example) of batches: coarse and fine label, image."""
+  """Yields (split, key, example) of every image, with its fine label."""
   for split, name, content in archives.placed_members(
     archive, _split, max_bytes=MAX_BYTES
   ):
     if not name.endswith(".bin"):
       raise pickle_error(archive, name, SOURCE)
+    # Each image has two labels: coarse, then fine.
     images = read_batch(archive, name, content, LABELS, label_bytes=2)
     for k, (image, label) in enumerate(images):
       example = {"id": f"{split}_{k:05d}", "image": image, "label": label}
@@ -50,11 +51,11 @@ def read(archive: Path) -> dict[str, list[Keyed]]:
   """Reads both splits: `id`, `image`, uint8 [32, 32, 3], and fine `label`.
 
   Args:
-    archive: path of the authors' binary archive, or of its folder.
+    archive: path of the authors' binary archive, or of its unpacked folder.
 
   Raises:
-    UserError: for an archive that is truncated or holds other counts, and for
-      the authors' archive for Python, which is made of pickles.
+    UserError: for an archive that is truncated or has unexpected counts, and
+      for the authors' Python archive, which consists of pickles.
   """
   return collect(_images(archive), archive, PER_LABEL, LABELS)
 

@@ -13,8 +13,8 @@ MAX_BYTES = 1 << 30  # The authors' archive unpacks to 0.4 GB.
 
 
 def _place(name: str) -> tuple[str, str] | None:
-  """Returns (split, label) of a review's path; None for other files."""
-  # Reviews are train/pos/0_9.txt and the like, below any folder.
+  """Returns (split, label) for the path of a review; None for other files."""
+  # Match paths such as train/pos/0_9.txt, below any folder.
   parts = name.split("/")
   if len(parts) < 3 or not name.endswith(".txt"):
     return None
@@ -24,13 +24,13 @@ def _place(name: str) -> tuple[str, str] | None:
 
 
 def read(archive: Path) -> dict[str, list[Keyed]]:
-  """Reads the reviews of an archive: `text`, their bytes, and `label`.
+  """Reads the reviews of an archive: `text`, as bytes, and `label`.
 
   Raises:
-    UserError: for an archive that is truncated or holds other counts.
+    UserError: for an archive that is truncated or has unexpected counts.
   """
   files = archives.placed_members(archive, _place, max_bytes=MAX_BYTES)
-  # Keys are those of the stock builder.
+  # Use the path as key, like the stock builder.
   reviews = (
     (split, name, {"text": text, "label": label})
     for (split, label), name, text in files

@@ -1,4 +1,4 @@
-"""ListOps as a source: generated here, or read from LRA's release."""
+"""Sources of ListOps: generated expressions, or files of LRA's release."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def generated(settings: listops.Settings) -> Source:
     splits = listops.generate(settings)
     return {name: _rows(split) for name, split in splits.items()}
 
-  # Settings are many, so a digest of them names the folder.
+  # Name the folder after a digest: the settings are too many for a name.
   fields = dataclasses.asdict(settings)
   text = json.dumps(fields, sort_keys=True)
   return Source(
@@ -49,6 +49,7 @@ def generated(settings: listops.Settings) -> Source:
 
 
 def _rows(split: Packed) -> Iterator[Keyed]:
+  """Yields (number, example) of a generated split."""
   for i in range(len(split)):
     ids = split.tokens[split.starts[i] : split.stops[i]]
     yield i, {"ids": ids, "label": LABELS[split.labels[i]]}
@@ -61,7 +62,7 @@ def released(
 ) -> Source:
   """Returns the source of LRA's `basic_{train,val,test}.tsv`.
 
-  Every label is checked against its expression.
+  Reading compares every label with the value of its expression.
 
   Args:
     num_train, num_validation, num_test: number of expressions of each split.
@@ -71,7 +72,7 @@ def released(
   def read(archive: Path) -> dict[str, list[Keyed]]:
     return collect(_released(archive), archive, counts)
 
-  # Another number of expressions has a folder of its own.
+  # Name the folder after the counts if they differ from LRA's.
   return Source(
     name="listops",
     features=FEATURES,
@@ -88,17 +89,18 @@ def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
   for split, name, content in archives.placed_members(
     archive, archives.by_file(FILES), max_bytes=MAX_BYTES
   ):
-    # Bytes that are not UTF-8 become a token that `parse` refuses.
+    # Escape bytes that are not UTF-8: `parse` refuses the escaped token.
     lines = content.decode(errors="backslashreplace").splitlines()
     for number, line in enumerate(lines, 1):
-      # Skip the header; every other line is an expression and its value.
+      # Skip the header, and parse all other lines.
       if number == 1 and line.split() == ["Source", "Target"]:
         continue
       try:
         ids, label = listops_text.parse(line)
       except ValueError as error:
         raise UserError(
-          f"{archive}, {name}, line {number}: {error} Fetch it again, or leave "
-          "the archive out to generate ListOps; nothing was kept of it."
+          f"{archive}, {name}, line {number}: {error} Fetch it again, or "
+          "remove the archive option to generate ListOps; nothing was kept of "
+          "it."
         ) from None
       yield split, number, {"ids": ids, "label": LABELS[label]}

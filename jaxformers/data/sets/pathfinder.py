@@ -1,7 +1,7 @@
-"""Pathfinder as a source: generated here, or read from LRA's release.
+"""Sources of Pathfinder: generated images, or files of LRA's release.
 
-LRA ships every level as a folder of `imgs/K/sample_N.png` and
-`metadata/K.npy`; `export` writes that layout.
+LRA ships every level as a folder of `imgs/K/sample_N.png` and `metadata/K.npy`.
+`export` writes generated images in the same layout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDERS = {
   "intermediate": "curv_contour_length_9",
   "hard": "curv_contour_length_14",
 }
-LABELS = ("different", "same")  # Snakes on which the discs lie.
+LABELS = ("different", "same")  # The discs lie on different snakes, or on one.
 MAX_BYTES = 1 << 35  # LRA's whole release unpacks to 18.6 GB.
 
 
@@ -39,8 +39,8 @@ def generated(settings: Settings, folder: Path) -> Source:
 
   Args:
     settings: settings of the data set.
-    folder: folder for finished chunks of images, so that a generation that was
-      stopped resumes; they are removed at its end.
+    folder: folder for finished chunks of images, with which an interrupted
+      generation resumes. The chunks are removed at the end.
   """
 
   def read(archive: Path | None) -> Mapping[str, Iterator[Keyed]]:
@@ -53,7 +53,7 @@ def generated(settings: Settings, folder: Path) -> Source:
     read=read,
     settings={name: getattr(settings, name) for name in names},
     shuffled=False,
-    # Compressed images take much more than half a bit a pixel.
+    # Lower bound: compressed images take more than half a bit per pixel.
     least_bytes=settings.num_images * settings.resolution**2 // 16,
     finish=lambda: shutil.rmtree(folder / source.key, ignore_errors=True),
   )
@@ -66,11 +66,11 @@ def _features(resolution: int) -> dict[str, Any]:
 
 
 def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
-  """Generates the chunks that a folder lacks, and yields all images."""
+  """Generates the missing chunks of a folder, and yields all images."""
   from jaxformers.data.generators import snakes  # Numba takes half a second.
 
   work.mkdir(parents=True, exist_ok=True)
-  # Generate missing chunks, in whatever order they are finished.
+  # Generate the missing chunks in parallel, and save each when it is ready.
   starts = range(0, settings.num_images, CHUNK)
   missing = [start for start in starts if not _chunk(work, start).exists()]
   with tqdm.tqdm(
@@ -84,7 +84,7 @@ def _generate(settings: Settings, work: Path) -> Iterator[Keyed]:
     for start, (pixels, labels) in snakes.chunks(settings, missing):
       _write_chunk(_chunk(work, start), pixels, labels)
       bar.update(len(labels))
-  # Read them in order. A chunk that is damaged is generated again.
+  # Read all chunks in order; generate a damaged chunk again.
   for start in starts:
     chunk = _read_chunk(_chunk(work, start)) or snakes.chunk(settings, start)
     for index, (image, label) in enumerate(zip(*chunk, strict=True), start):
@@ -98,7 +98,7 @@ def _chunk(work: Path, start: int) -> Path:
 
 def _write_chunk(path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
   """Writes a chunk with its digest, completely or not at all."""
-  # Write under another name, so that a chunk that exists is complete.
+  # Write a temporary file, then rename it: an existing chunk is complete.
   staged = path.with_name(f".{path.name}.staged")
   digest = digests.of_parts(pixels, labels)
   try:
@@ -110,12 +110,12 @@ def _write_chunk(path: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _read_chunk(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the pixels and labels of a chunk, or None for a damaged file."""
+  """Returns the pixels and labels of a chunk; None for a damaged file."""
   try:
     with path.open("rb") as file, np.load(file) as arrays:
       pixels, labels = arrays["pixels"], arrays["labels"]
       is_intact = str(arrays["digest"]) == digests.of_parts(pixels, labels)
-  except Exception:  # A damaged file makes its readers raise anything.
+  except Exception:  # Readers raise errors of any class for damaged files.
     return None
   return (pixels, labels) if is_intact else None
 
@@ -125,12 +125,12 @@ def released(resolution: int, difficulty: str, num_images: int) -> Source:
 
   Args:
     resolution, difficulty: level of the release.
-    num_images: number of images; one empty file, which LRA skips too, is
-      allowed.
+    num_images: number of images. One of them may be an empty file, which is
+      skipped, as in LRA.
   """
 
   def read(archive: Path) -> dict[str, list[Keyed]]:
-    # LRA's release has one empty file at most.
+    # Allow one empty file, as in LRA's release.
     rows = list(_released(archive, resolution, difficulty))
     expected = {difficulty: num_images - (None in rows)}
     return collect(filter(None, rows), archive, expected)
@@ -152,9 +152,9 @@ def _released(
 ) -> Iterator[tuple[str, str, Mapping[str, Any]] | None]:
   """Yields (split, key, example) in the order of the metadata.
 
-  Keys are those of LRA's builder. An empty picture is None.
+  Yields None for an empty picture. Keys are equal to the keys of LRA's builder.
   """
-  # Read all files of the level: pictures come in any order.
+  # Read all files of the level first: pictures are in no order.
   wanted = functools.partial(_is_wanted, archive, resolution, difficulty)
   files = {
     "/".join(name.split("/")[-3:]): content
@@ -163,7 +163,7 @@ def _released(
     )
   }
   metadata = [place for place in files if place.endswith(".npy")]
-  # Match every row of the metadata with its picture.
+  # Match every row of the metadata with a picture.
   index = 0
   for place in sorted(metadata, key=_number):
     for number, fields in enumerate(_rows(archive, place, files[place]), 1):
@@ -180,7 +180,7 @@ def _released(
       if not picture:
         yield None
         continue
-      # Refuse a file that is not a complete grey PNG of the resolution.
+      # Refuse a file that is not a complete grey PNG with this resolution.
       size = (resolution, resolution)
       refuse = functools.partial(archives.refusal, archive, name)
       pictures.decode(picture, refuse, formats=("PNG",), mode="L", size=size)
@@ -191,7 +191,7 @@ def _released(
 
 
 def _number(place: str) -> tuple[int, str]:
-  """Returns a sort key: metadata/12.npy comes after metadata/9.npy."""
+  """Returns a sort key by which metadata/12.npy comes after metadata/9.npy."""
   stem = place.rpartition("/")[2].removesuffix(".npy")
   return (int(stem) if stem.isdigit() else -1), stem
 
@@ -199,14 +199,18 @@ def _number(place: str) -> tuple[int, str]:
 def _is_wanted(
   archive: Path, resolution: int, difficulty: str, name: str
 ) -> bool:
-  """Returns True for a file of the level; the archive may be a part of it."""
+  """Returns True for a file of the level.
+
+  The archive may be a part of the release, down to the folder of one level.
+  """
+  # Match imgs/K/NAME.png and metadata/K.npy.
   folder = (archive.name,) if archive.is_dir() else ()
   parts = ("", "", *folder, *name.split("/"))
   is_picture = parts[-3] == "imgs" and name.endswith(".png")
   is_metadata = parts[-2] == "metadata" and name.endswith(".npy")
   if not is_picture and not is_metadata:
     return False
-  # Compare the names of the folders above with those of the level.
+  # Compare the folders of the path with the resolution and the difficulty.
   all_sizes = {f"pathfinder{size}" for size in pathfinder.GEOMETRIES}
   levels = [part for part in parts if part in FOLDERS.values()]
   sizes = [part for part in parts if part in all_sizes]
@@ -215,7 +219,10 @@ def _is_wanted(
 
 
 def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
-  """Parses metadata: text, as LRA ships it, or NumPy, as its generator does."""
+  """Returns the rows of a metadata file.
+
+  LRA ships metadata as text; its generator writes NumPy arrays.
+  """
   try:
     if content.startswith(b"\x93NUMPY"):
       table = np.load(io.BytesIO(content), allow_pickle=False)
@@ -231,12 +238,12 @@ def _rows(archive: Path, place: str, content: bytes) -> list[list[str]]:
 
 
 def export(settings: Settings, folder: Path) -> None:
-  """Writes generated images in LRA's layout, 1,000 to a subfolder.
+  """Writes generated images in LRA's layout, 1,000 per subfolder.
 
-  Files are folder/pathfinderN/LEVEL/imgs/K/sample_M.png and metadata/K.npy,
-  which is text of one line an image: sub-path, file, index, label, continuity,
-  paddles of a target and of a distractor, paddle length and thickness, margin,
-  number of paddle contrasts.
+  The files are folder/pathfinderN/LEVEL/imgs/K/sample_M.png and metadata/K.npy.
+  The metadata are text with one line per image: sub-path, file, index, label,
+  continuity, number of paddles of a target and of a distractor, length and
+  thickness of paddles, margin, number of paddle contrasts.
 
   Args:
     settings: settings of the data set.
@@ -244,7 +251,7 @@ def export(settings: Settings, folder: Path) -> None:
 
   Raises:
     UserError: if the level exists already.
-    OSError: if it cannot be written; nothing is left of it.
+    OSError: if the level cannot be written; partial files are removed.
   """
   # Refuse to mix two exports in one folder.
   name = f"pathfinder{settings.resolution}"
@@ -253,7 +260,7 @@ def export(settings: Settings, folder: Path) -> None:
     raise UserError(
       f"{level} exists already: delete it, or export to another folder."
     )
-  # Write under another name, so that a level that exists is complete.
+  # Write a temporary folder, then rename it: an existing level is complete.
   level.parent.mkdir(parents=True, exist_ok=True)
   staged = level.with_name(f".{level.name}.staged")
   try:
@@ -272,13 +279,13 @@ def _write_level(settings: Settings, level: Path) -> None:
   contour = pathfinder.DIFFICULTIES[difficulty]
   _, length = pathfinder.distractor_counts(resolution, difficulty)
   paddles = f"{geometry.continuity} {contour} {length} {geometry.paddle_length}"
-  # Remove the remains of an export that was killed.
+  # Remove the remains of a killed export.
   shutil.rmtree(level, ignore_errors=True)
   (level / "metadata").mkdir(parents=True)
   for index in tqdm.trange(
     settings.num_images, desc="exporting", file=sys.stderr, disable=None
   ):
-    # Every thousand images have a subfolder and a file of metadata.
+    # Write the image, and append its line to the metadata of the subfolder.
     k, m = divmod(index, CHUNK)
     folder, file = level / "imgs" / str(k), f"sample_{m}.png"
     folder.mkdir(parents=True, exist_ok=True)

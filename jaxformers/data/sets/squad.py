@@ -1,4 +1,4 @@
-"""SQuAD v1.1 (Rajpurkar et al. 2016): answers that are spans of paragraphs."""
+"""SQuAD v1.1 (Rajpurkar et al. 2016): questions answered by text spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxformers.foundations.errors import UserError
 FILES = {"train-v1.1.json": "train", "dev-v1.1.json": "test"}
 COUNTS = {"train": 87_599, "test": 10_570}
 MAX_BYTES = 1 << 28  # Both files have 35 MB.
-# A context's characters are numbered in 16 bits.
+# Numbers of characters in a context are stored in 16 bits.
 MAX_CHARACTERS = 1 << 16
 
 
@@ -27,6 +27,7 @@ def _questions(path: Path, name: str, content: bytes) -> Iterator[Any]:
   Raises:
     UserError: for a context that is too long, or a question without an answer.
   """
+  # A file holds articles, an article paragraphs, a paragraph questions.
   for article in json.loads(content)["data"]:
     for paragraph in article["paragraphs"]:
       context = paragraph["context"]
@@ -53,8 +54,8 @@ def source(num_train: int, num_test: int) -> Source:
   """Returns the source of the questions of both files.
 
   Args:
-    num_train, num_test: number of questions of each file; others than
-      `COUNTS` are for a stand-in of the same format.
+    num_train, num_test: number of questions of each file; numbers other than
+      `COUNTS` are for another data set in the same format.
   """
   counts = {"train": num_train, "test": num_test}
 
@@ -64,6 +65,7 @@ def source(num_train: int, num_test: int) -> Source:
       path, archives.by_file(FILES), max_bytes=MAX_BYTES
     )
     for split, name, content in files:
+      # Parse a file, and explain the errors of a wrong format.
       try:
         splits[split] = [*enumerate(_questions(path, name, content))]
       except UserError:
@@ -90,14 +92,17 @@ def source(num_train: int, num_test: int) -> Source:
 def normalize(text: str) -> str:
   """Returns an answer without case, punctuation, articles and extra spaces.
 
-  Source: evaluate-v1.1.py of SQuAD's authors, as all that follows.
+  Source: evaluate-v1.1.py of SQuAD's authors, also for the functions below.
   """
   text = "".join(c for c in text.lower() if c not in string.punctuation)
   return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def f1_score(predicted: str, answer: str) -> float:
-  """Returns F1 of the words of two answers, in [0, 1]."""
+  """Returns the F1 score of the words of two answers, in [0, 1].
+
+  F1 = 2 p r / (p + r), with the precision p and the recall r of the words.
+  """
   words, wanted = normalize(predicted).split(), normalize(answer).split()
   num_same = sum((Counter(words) & Counter(wanted)).values())
   if not num_same:
@@ -107,19 +112,19 @@ def f1_score(predicted: str, answer: str) -> float:
 
 
 def exact_match(predicted: str, answer: str) -> float:
-  """Returns 1 if two answers are equal once normalised, else 0."""
+  """Returns 1 if the two normalised answers are equal, else 0."""
   return float(normalize(predicted) == normalize(answer))
 
 
 def evaluate(
   predicted: Sequence[str], answers: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-  """Returns `f1` and `exact_match`, means over questions, in [0, 1].
+  """Returns the means of `f1` and `exact_match` over questions, in [0, 1].
 
   Args:
-    predicted: an answer to every question.
-    answers: the answers of people to every question, of which the one counts
-      that gives the greatest score.
+    predicted: predicted answer to every question.
+    answers: human answers to every question; the answer with the highest score
+      counts.
   """
   if not predicted:
     raise UserError("There are no questions to score: give at least one.")

@@ -1,9 +1,9 @@
-"""Sentences to train SimCSE on, and pairs of STS-12 and STS-B to test it.
+"""Training sentences for SimCSE, and scored pairs of STS-12 and STS-B.
 
-The training text has one sentence a line. The pairs are in the files of
-SentEval's folder `STS`: STS.input.NAME.txt with two sentences a line and
-STS.gs.NAME.txt with their scores from 0 to 5 (Agirre et al. 2012), and
-sts-dev.csv (Cer et al. 2017).
+The training text has one sentence per line. The pairs are in files of
+SentEval's folder `STS`: STS.input.NAME.txt has two sentences per line, and
+STS.gs.NAME.txt has their scores from 0 to 5 (Agirre et al. 2012); sts-dev.csv
+is the development set of STS-B (Cer et al. 2017).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxformers.data.engine import archive as archives
 from jaxformers.data.engine.source import Keyed, Source
 from jaxformers.foundations.errors import UserError
 
-# In SentEval's order, in which the pairs of all subsets are joined.
+# Subsets in SentEval's order, in which the pairs of all subsets are joined.
 SUBSETS = (
   "MSRpar",
   "MSRvid",
@@ -25,18 +25,21 @@ SUBSETS = (
 )
 TRAIN = ("wiki1m_for_simcse.txt", "train.txt")
 VALIDATION = "sts-dev.csv"
-MAX_BYTES = 1 << 30  # The million sentences of SimCSE have 120 MB.
+MAX_BYTES = 1 << 30  # SimCSE's million sentences have 120 MB.
 FOLDER = "STS12-en-test"
 
 
 def _place(name: str) -> str | None:
-  """Returns what a file holds: "train", "validation", or its name in STS-12."""
+  """Returns "train", "validation", or the name of a file of STS-12.
+
+  Returns None for other files.
+  """
   *folders, file = name.split("/")
   if file in TRAIN:
     return "train"
   if file == VALIDATION:
     return "validation"
-  # Other years have files of the same names in other folders.
+  # Skip other years, which have files with the same names.
   is_other = any(
     f.startswith("STS") and f[3:5] not in ("", "12") for f in folders
   )
@@ -45,6 +48,7 @@ def _place(name: str) -> str | None:
 
 
 def _names(subset: str) -> tuple[str, str]:
+  """Returns the names of a subset's files: the pairs, and the scores."""
   return f"STS.input.{subset}.txt", f"STS.gs.{subset}.txt"
 
 
@@ -61,7 +65,11 @@ def _example(first: str, second: str, score: str) -> dict[str, bytes]:
 
 
 def _pairs(inputs: bytes, scores: bytes) -> Iterator[dict[str, bytes]]:
-  """Yields the pairs of a subset that have a score; ValueError for others."""
+  """Yields the scored pairs of a subset.
+
+  Raises:
+    ValueError: for another format, or different numbers of lines.
+  """
   for line, score in zip(_lines(inputs), _lines(scores), strict=True):
     if score.strip():
       first, second = line.split("\t")[:2]
@@ -69,30 +77,32 @@ def _pairs(inputs: bytes, scores: bytes) -> Iterator[dict[str, bytes]]:
 
 
 def _benchmark(content: bytes) -> Iterator[dict[str, bytes]]:
-  """Yields the pairs of sts-dev.csv: its columns 5 to 7, between tabs."""
+  """Yields the pairs of sts-dev.csv, from the tab-separated columns 5 to 7."""
   for line in _lines(content):
     score, first, second = line.split("\t")[4:7]
     yield _example(first, second, score)
 
 
 def read(path: Path) -> Mapping[str, list[Keyed]]:
-  """Reads sentences and pairs: `first`, `second` and `score`, bytes.
+  """Reads sentences and pairs: `first`, `second` and `score`, as bytes.
 
-  Sentences to train on are their own second ones. `validation` is left out
-  where there is no sts-dev.csv.
+  In a training example, `first` and `second` are the same sentence. There is no
+  `validation` if sts-dev.csv is missing.
 
   Raises:
-    UserError: for files that are missing, or not of their format.
+    UserError: for files that are missing or have an unexpected format.
   """
+  # Read all files; refuse two files with the same role.
   contents: dict[str, bytes] = {}
   for place, name, content in archives.placed_members(
     path, _place, max_bytes=MAX_BYTES
   ):
     if place in contents:
       raise UserError(
-        f"{path} holds two files for {place}, one of them {name}: leave one."
+        f"{path} holds two files for {place}, one of them {name}: remove one."
       )
     contents[place] = content
+  # Require the training text and all files of STS-12.
   wanted = ["train", *(name for s in SUBSETS for name in _names(s))]
   if missing := [name for name in wanted if name not in contents]:
     names = [" or ".join(TRAIN) if n == "train" else n for n in missing]
@@ -100,6 +110,7 @@ def read(path: Path) -> Mapping[str, list[Keyed]]:
       f"{path} holds no {', no '.join(names)}: put the training text next to "
       f"SentEval's folders {FOLDER} and STSBenchmark."
     )
+  # Pair every training sentence with itself, and parse the scored pairs.
   splits: dict[str, list[dict[str, bytes]]] = {}
   splits["train"] = [
     _example(line, line, "5")

@@ -1,20 +1,20 @@
-"""Any folder or archive of text files, as the splits of a language model.
+"""Reads folders and archives of text files as the splits of a language model.
 
-A file belongs to a split if a folder of its path is named train, valid,
-validation, dev or test, or else the file is: train.txt, test-00001.txt,
-wiki.train.tokens, train.en.txt, test_data.txt. If no file names a split, all
-are train; if only some do, the others are skipped with a message. Where there
-is no validation or test split, a tenth of the training texts each is held out,
-by their hashes, before anything is fitted to them.
+The path of a file names its split. The innermost folder named train, valid,
+validation, dev or test counts; without such a folder, the name of the file
+counts: train.txt, test-00001.txt, wiki.train.tokens, train.en.txt,
+test_data.txt. If no file names a split, all files are train. If only some files
+do, the others are skipped with a message. If the validation or test split is
+missing, a tenth of the training texts is held out for it, by the hashes of the
+texts, before the vocabulary is fitted.
 
 Texts are in UTF-8, or in UTF-16 or UTF-32 with a byte-order mark. Links are
-followed, and files that systems add to a folder passed over: see
-`engine.files`.
+followed, and files that systems add are skipped; see `engine.files`.
 
-WikiText can be read as its authors ship it, IMDb's archive (with the reviews
-without label if there are any, without its lists of addresses), a folder of the
-user's, and a directory of texts that tensorflow-datasets has prepared in
-array_record, by its splits.
+Readable are WikiText and IMDb as their authors ship them (IMDb with its
+unlabelled reviews, without its lists of web addresses), folders of users, and
+directories of texts that tensorflow-datasets has prepared in array_record,
+whose splits are kept.
 """
 
 from __future__ import annotations
@@ -41,20 +41,23 @@ SPLITS = {
 }
 ENDINGS = (".txt", ".tokens", ".raw", ".md")
 PACKED = (*archives.COMPRESSED, ".zip", ".zst")
-# Part of the names of prepared data. Raise it where texts are read otherwise.
+# Version in the names of prepared data. Raise it when the reading changes.
 READING = 2
 MAX_BYTES = 1 << 33  # All texts are held in memory, to be sorted.
-PIECE = 1 << 20  # Bytes; longer texts are cut at the end of a line.
+PIECE = 1 << 20  # Texts of more bytes are cut at the end of a line.
 
 
 def split_of(name: str) -> str | None:
-  """Returns the split that a path names: by its innermost folder, else file."""
+  """Returns the split that a path names; None if it names no split.
+
+  The innermost folder that names a split counts, or else the file's name.
+  """
   *folders, file = name.lower().split("/")
-  # Cut numbers and languages off the file's name: -00001-of-00010, .en, -en.
+  # Remove numbers and languages from the name: -00001-of-00010, .en, -en.
   stem = re.sub(
     r"([-_.]?\d+(-of-\d+)?|[-_.][a-z]{2})+$", "", file.rpartition(".")[0]
   )
-  # Its last word goes first, then its first one, then others between dots.
+  # Try the last word of the name, then the first, then all words between dots.
   words = re.split(r"[._]", stem)
   words = [words[-1], words[0], *stem.split(".")]
   return next(
@@ -63,7 +66,7 @@ def split_of(name: str) -> str | None:
 
 
 def pieces(text: bytes, size: int = PIECE) -> Iterator[bytes]:
-  """Cuts a text into parts of complete lines, of about `size` bytes."""
+  """Cuts a text into parts of about `size` bytes at the ends of lines."""
   start = 0
   # Cut at the first end of a line after `size` bytes, or at the text's end.
   while start < len(text):
@@ -73,15 +76,15 @@ def pieces(text: bytes, size: int = PIECE) -> Iterator[bytes]:
 
 
 def read(path: Path) -> dict[str, Iterator[Keyed]]:
-  """Reads the texts of every split, sorted by name: `text`, bytes.
+  """Reads the texts of every split, sorted by name: `text`, as bytes.
 
-  The number of texts of each split is printed to stderr.
+  Prints the number of texts of each split to stderr.
 
   Raises:
     UserError: for an archive without text files or without training text, or
-      with too few texts to hold any out.
+      with too few texts to hold out a missing split.
   """
-  # Name the texts of tensorflow-datasets as files in folders of their split.
+  # Name texts of tensorflow-datasets like files in a folder of their split.
   if (path / "dataset_info.json").is_file():
     from jaxformers.data.engine import builder  # Slow to import.
 
@@ -92,13 +95,13 @@ def read(path: Path) -> dict[str, Iterator[Keyed]]:
     )
   else:
     members = _decoded(path)
-  # Read all texts that are not empty, and divide them.
+  # Read all texts that are not empty, and divide them into splits.
   by_name = {name: content for name, content in members if content.strip()}
   splits = _splits(path, by_name)
   counts = ", ".join(f"{len(names):,} {s}" for s, names in splits.items())
   print(f"Texts of {path.name}: {counts}.", file=sys.stderr)
 
-  # Cut long texts into examples, which are numbered through a split.
+  # Cut long texts into examples, which are numbered within a split.
   def rows(names: list[str]) -> Iterator[Keyed]:
     parts = (piece for name in names for piece in pieces(by_name[name]))
     return enumerate({"text": part} for part in parts)
@@ -110,14 +113,14 @@ def _decoded(path: Path) -> Iterator[tuple[str, bytes]]:
   """Yields (name, text in UTF-8) of every text file.
 
   Raises:
-    UserError: for a text in another encoding, or one that is compressed.
+    UserError: for a text in another encoding, or a compressed text.
   """
 
   def is_wanted(name: str) -> bool:
     stem, ending = os.path.splitext(name.lower())
     if path.is_dir() and ending in PACKED and _is_text(stem):
       raise UserError(
-        f"{path / name} is compressed: unpack it, or give it on its own."
+        f"{path / name} is compressed: unpack it, or give the path of the file."
       )
     return _is_text(name)
 
@@ -130,20 +133,21 @@ def _decoded(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_text(name: str) -> bool:
-  # IMDb's archive has lists of web addresses besides the reviews.
+  # Skip the lists of web addresses in IMDb's archive.
   addresses = name.rpartition("/")[2].startswith("urls_")
   return name.lower().endswith(ENDINGS) and not addresses
 
 
 def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
   """Returns the names of the texts of every split, in order."""
-  # Sort by the splits that the names say.
+  # Group the texts by the splits that their names say.
   splits: dict[str, list[str]] = {}
   skipped: list[str] = []
   for name in sorted(texts):
     split = split_of(name)
     group = skipped if split is None else splits.setdefault(split, [])
     group.append(name)
+  # Without any name of a split, all texts are train; otherwise skip the rest.
   if skipped and not splits:
     splits["train"] = skipped
   elif skipped:
@@ -156,7 +160,7 @@ def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
     content = ", ".join(sorted(splits)) or "no text files at all"
     raise UserError(
       f"{path} holds no training text but {content}: name a file or a folder "
-      f"of {'/'.join(ENDINGS)} files train, or give them no split's name."
+      f"of {'/'.join(ENDINGS)} files train, or name no file after a split."
     )
   # Hold out a tenth for every missing split.
   missing = [name for name in ("validation", "test") if name not in splits]
@@ -167,11 +171,12 @@ def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
       f"{' and no '.join(missing)} split: a tenth of them is less than one. "
       f"Put some text into a file called {missing[0]}.txt."
     )
-  # By hashes of the content, so that a text that occurs twice stays together.
+  # Sort by hashes of the content, so that equal texts are adjacent.
   hashes = {
     name: hashlib.blake2b(texts[name], digest_size=8).digest()
     for name in (splits["train"] if missing else [])
   }
+  # Move the first tenth to the first missing split, and the next to the second.
   order = sorted(hashes, key=lambda name: (hashes[name], name))
   for number, split in enumerate(missing):
     held_out = order[number * count : (number + 1) * count]
@@ -181,7 +186,7 @@ def _splits(path: Path, texts: Mapping[str, bytes]) -> dict[str, list[str]]:
 
 
 def source(path: Path) -> Source:
-  """Returns the source of a folder or archive, named after its checksum."""
+  """Returns the source of a folder or archive; its checksum is its tag."""
   digest = archives.checksum(path).rpartition("-")[2]
   return Source(
     name="text_files",
