@@ -1,4 +1,4 @@
-"""Runs a command of `jaxformers.commands`: `python -m jaxformers NAME`."""
+"""Runs a command of `jaxformers.commands`: `python -m jaxformers NAME ...`."""
 
 from jaxformers.foundations import interrupts
 

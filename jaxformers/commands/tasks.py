@@ -2,7 +2,7 @@
 
 python -m jaxformers tasks
 
-`python -m jaxformers prepare TASK --help` describes the options of a task.
+The command `prepare` describes the options of a task: `prepare TASK --help`.
 """
 
 from __future__ import annotations
