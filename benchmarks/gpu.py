@@ -116,6 +116,7 @@ def exactness(sizes: Sizes) -> Rows:
   """Yields the orthogonality defect of every map at d = 512."""
   del sizes
   a = orthogonal.initializer(jax.random.key(0), (4, ours.D, ours.D))
+  # Map the initial matrices of models, and measure max |Q.T Q - I|.
   for name in ("cayley", "expm", "householder"):
     q = jax.jit(orthogonal.MAPS[name])(a)
     yield {
@@ -201,6 +202,7 @@ def attention(sizes: Sizes) -> Rows:
   """Yields the times of softmax attention and its gradient, in bfloat16."""
   heads, width = 8, 64
   for n in sizes.lengths:
+    # Draw queries, keys and values [3, b, h, n, e], and time all kernels.
     key, shape = jax.random.key(0), (sizes.batch, heads, n, width)
     qkv = jax.random.normal(key, (3, *shape), jnp.bfloat16)
     calls = attention_calls(qkv) | torch_attention_calls(shape)
@@ -227,6 +229,7 @@ def attention_calls(qkv: jax.Array) -> Calls:
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     return jax.nn.dot_product_attention(q, k, v, implementation=kind)
 
+  # Compile the forward pass and the gradient of both.
   calls = {}
   for title, function in (("ours", blocked), ("JAX", of_jax)):
 
@@ -272,6 +275,7 @@ def encoders(sizes: Sizes) -> Rows:
     # Above 4,096 tokens, skip models that store an array of n^2 numbers.
     if n > 4_096 and keeps_square(name):
       continue
+    # Compile the forward pass and the train step, and time both in turns.
     inputs = jnp.asarray(ours.random_ids(max(1, sizes.tokens // n), n))
     programs = ours.compile_passes(make_encoder(name, n), inputs, train=True)
     calls = {key: program.call for key, program in programs.items()}
@@ -329,6 +333,7 @@ def main(tables: str, seconds: int, small: bool, out: str) -> None:
   # Cache compiled programs: planned memory compiles a program a second time.
   cache = Path(tempfile.gettempdir()) / "jaxformers-benchmarks"
   jax.config.update("jax_compilation_cache_dir", str(cache))
+  # Measure the tables in order, until the deadline.
   names = [choose("table", name, TABLES) for name in cli.names(tables)]
   report(((n, until(TABLES[n](sizes), deadline)) for n in names), out)
 

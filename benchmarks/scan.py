@@ -63,6 +63,7 @@ def forms(*, varies: bool) -> dict[str, Scan]:
   def ours(a: jax.Array, b: jax.Array, form: str) -> jax.Array:
     return linear_scan(a, b, form=form)[0]
 
+  # "fft" needs factors that all steps share.
   names = [form for form in (*FORMS, "auto") if not (varies and form == "fft")]
   scans = {name: functools.partial(ours, form=name) for name in names}
   return {**scans, "JAX tree": tree, "JAX loop": loop}

@@ -55,6 +55,7 @@ def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
 def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
   """Trains to the end of a run; returns the loss and time of each step."""
   losses, seconds = [], []
+  # Time each step until its results are ready.
   for batch in run.batches(0):
     (run.state, sums), spent = timed(ready(run.train_step, run.state, batch))
     losses.append(float(sums["loss"]) / float(sums["count"]))

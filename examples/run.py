@@ -28,7 +28,7 @@ def run(path: Path, values: dict[str, str]) -> None:
 
   Args:
     path: path of the notebook.
-    values: values that replace those of the parameter cell, by name.
+    values: values by name, which replace values of the parameter cell.
   """
   import nbclient
   import nbformat

@@ -75,6 +75,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+  # Import the module of the name at its first use.
   if name in _MODULES:
     value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
   elif name in _PUBLIC:

@@ -83,7 +83,11 @@ def train(
     ...   "lra/text:size=tiny,model=local",
     ...   tempfile.mkdtemp(),
     ...   train=(texts, labels),
-    ...   options={"total_steps": 2, "schedule.warmup_steps": 1},
+    ...   options={
+    ...     "total_steps": 2,
+    ...     "schedule.warmup_steps": 1,
+    ...     "model.num_layers": 1,
+    ...   },
     ... )
     >>> model.classes
     ('negative', 'positive')

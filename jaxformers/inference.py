@@ -203,6 +203,7 @@ class TrainedModel:
 
   def __repr__(self) -> str:
     """Describes model, task and score on one line."""
+    # A finished run has a test score.
     metric = self.results.get("metric", "")
     score = f", test {metric} {self.results[metric]:.4g}" if metric else ""
     return (
@@ -277,6 +278,7 @@ class TrainedModel:
         f"{count} samples of {length} tokens: give at least one of both, by "
         "--samples and --length."
       )
+    # Draw indices of the split without replacement.
     source = self.task.splits[choose("split", split, self.task.splits)]
     rng = np.random.default_rng(seed)
     count = min(count, len(source))
@@ -381,6 +383,7 @@ class TrainedModel:
       >>> model.outputs(["[MAX 2 9 ]"]).shape
       (1, 10)
     """
+    # Compute the outputs of the padded inputs.
     x, padded, size = self._read(inputs, batch_size)
     forward = functools.partial(outputs, self.model, self._variables)
     results = apply_in_batches(forward, padded, size)
@@ -406,13 +409,15 @@ class TrainedModel:
     Example:
       >>> import jaxformers as jf
       >>> model = jf.load("zoo:listops-s5")
-      >>> [each.label for each in model.predict(["[MAX 2 9 ]", "[MIN 2 9 ]"])]
-      ['9', '2']
+      >>> (prediction,) = model.predict(["[MAX 2 9 ]"])
+      >>> prediction.label
+      '9'
     """
     self._require("classification", "predict", "use `outputs`")
     logits = self.outputs(inputs, batch_size=batch_size)
     # Softmax in float64, [b, c].
     shares = scipy.special.softmax(logits.astype(np.float64), -1)
+    # The likeliest class of each input.
     best = shares.argmax(-1)
     return [
       Prediction(self._label(k), float(row[k]), row.astype(np.float32))
@@ -554,17 +559,20 @@ class TrainedModel:
     # Run each batch forwards and backwards, and map the result to tokens.
     parts, masks, error = [], [], 0.0
     for batch in in_batches(padded, size):
+      # Hidden states [l + 1, b, n, d], and the reconstructed embedding.
       hidden, side = inverse.forward(model, self._params, jnp.asarray(batch))
       back = inverse.inverse(model, self._params, hidden[-1], side)
       parts.append(inverse.tokens(model, self._params, back)[0])
       mask = np.asarray(side.mask)
       masks.append(mask[:, first:])
+      # Largest error of the embedding at the tokens.
       difference = np.abs(np.asarray(back - hidden[0]))[mask]
       error = max(error, float(difference.max(initial=0)))
     # Remove repeated samples and padding, and compare at the tokens.
     samples, length = x.size // x.shape[-1], x.shape[-1]
     mask = np.concatenate(masks)[:samples, :length]
     values = np.concatenate(parts)[:samples, :length]
+    # Numbers count as recovered if they are within 1e-4; ids must be equal.
     values = np.where(mask, values, 0)
     recovered = np.isclose(values, x.reshape(mask.shape), atol=1e-4)[mask]
     return Inversion(
@@ -611,6 +619,7 @@ class TrainedModel:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
+    # Largest number of tokens and largest radius of each input.
     greatest = certificates.certify(model, self._params, padded, numbers, size)
     return [
       Certificate(self._label(k), count, radius)
@@ -678,6 +687,7 @@ class TrainedModel:
 
 def _require_tokens(x: np.ndarray, what: str) -> None:
   """Raises UserError if a sequence of ids has no tokens."""
+  # Only ids have padding. Every sequence of a pair needs a token.
   if x.dtype != np.int32:
     return
   has_tokens = (x > 0).any(-1).reshape(len(x), -1).all(-1)
@@ -722,6 +732,7 @@ def _require_fitting(folder: Path, model: Model, params: Any) -> None:
 
 
 def _misfit(folder: Path, problem: str) -> UserError:
+  """Returns the error for weights that do not fit the model of a folder."""
   return UserError(
     f"The weights in {folder} do not fit its model: {problem}. Save the model "
     "again from its run."
@@ -755,6 +766,7 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
     '9'
   """
   requirements.require_device()
+  # Find the folder: a model of the zoo, or a path.
   if str(folder).startswith(zoo.PREFIX):
     path = zoo.require(str(folder).removeprefix(zoo.PREFIX))
   else:
@@ -790,6 +802,7 @@ def load_run(workdir: str | Path) -> TrainedModel:
   # Import here: only training needs optimisers.
   from jaxformers.training import resume
 
+  # Check that the workdir has a run, and that the weights fit its config.
   path = Path(workdir).absolute()
   workdirs.check_trained(path)
   config = RunConfig.from_dict(workdirs.read_config(path))
@@ -801,6 +814,11 @@ def load_run(workdir: str | Path) -> TrainedModel:
 
 
 def _open(path: Path) -> TrainedModel:
+  """Opens the model of a run or of an exported folder.
+
+  Raises:
+    UserError: if the folder has no trained model, or a damaged one.
+  """
   weights = read_weights(path)
   if weights is None:
     raise UserError(

@@ -58,6 +58,7 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
   state = states.take_state(options)
   if not states.describe(state):
     requirements.require("plots", f"The picture in {workdir}")
+  # Certify and attack the predictions.
   run = states.load(workdir, **state)
   content = certified.measure_certified(
     run,

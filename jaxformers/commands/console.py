@@ -57,6 +57,7 @@ def overview() -> str:
   width = max(map(len, COMMANDS))
   for title, names in GROUPS.items():
     lines.append(f"{title}:")
+    # Read the docstring from the source file of the module.
     for name in names:
       spec = importlib.util.find_spec(COMMANDS[name])
       assert spec is not None and spec.origin  # The package has its source.

@@ -24,6 +24,7 @@ from jaxformers.foundations import cli, requirements
 @cli.command(cli.WORKDIRS, cli.option("out", "", "write OUT.png, .svg, .csv"))
 def main(workdirs: Sequence[Path], out: str) -> None:
   """Prints the tables, and draws them if --out is set."""
+  # Check for the plotting library before the computation.
   if out:
     requirements.require("plots", f"--out={out}")
   points = depth.select_points(read_runs(workdirs))

@@ -37,6 +37,7 @@ def main(
 
   Results for other weights are only printed.
   """
+  # Load the model, and draw the samples.
   state = states.take_state(search)
   run = states.load(workdir, **state)
   ids = run.sample(samples, length, split, seed=search["seed"])

@@ -71,6 +71,7 @@ def main(
     )
   # Load the config first: it imports modules that may register models.
   configs.load_with(config, overrides)
+  # Check the names, which the modules may have registered.
   for name in names:
     choose("model", name, MODELS)
   # Open the data only if no sizes are given.

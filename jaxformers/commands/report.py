@@ -74,6 +74,7 @@ def main(
       f"--samples={options.samples} --length={options.length}: give at least 1 "
       "of each."
     )
+  # Pretrained models need checkpoints.
   folders = [Path(name) for name in cli.names(pretrained)]
   if folders and no_checkpoints:
     raise UserError(

@@ -97,6 +97,7 @@ def main(
           run, folder, name, batch_size=batch_size
         )
         kept = {"accuracy": scores[name]}
+      # Record the score with the name of the set.
       if folder:
         num_images = robustness.count_images(folder, name)
         states.record(
@@ -114,6 +115,7 @@ def main(
       parts += filter(None, [states.describe(state)])
       print(f"{workdir}: {', '.join(parts)}")
       print("\n".join(_lines(scores)), flush=True)
+  # Print the averages of several runs, or everything as JSON.
   if as_json or len(scored) > 1:
     cli.show(scored, _average_lines([*scored.values()]), as_json)
 

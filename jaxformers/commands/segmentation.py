@@ -34,6 +34,7 @@ from jaxformers.foundations import cli
 )
 def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   """Prints the mean IoU and the pixel accuracy of a run."""
+  # Load the model, and score it on the split.
   sizes = cli.numbers("scales", scales, float)
   state = states.take_state(options)
   run = states.load(workdir, **state)

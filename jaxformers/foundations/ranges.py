@@ -168,10 +168,10 @@ def of(owner: Any) -> Mapping[str, Range]:
       lists the functions and classes that have the options of the object.
 
   Example:
-    >>> from jaxformers.foundations import ranges
-    >>> def scale(x, *, rate: ranges.Fraction = 0.5):
+    >>> from jaxformers.foundations.ranges import Fraction, of
+    >>> def scale(x, *, rate: Fraction = 0.5):
     ...   return rate * x
-    >>> print(ranges.of(scale)["rate"])
+    >>> print(of(scale)["rate"])
     a number in [0, 1)
   """
   ranges: dict[str, Range] = {}

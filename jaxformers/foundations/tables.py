@@ -21,6 +21,7 @@ def markdown_table(
     rows: cells of each row, one for each column.
     right: indices of the columns that are aligned to the right.
   """
+  # Escape the cells, and put a rule between the header and the rows.
   right = set(right)
   rules = ["---:" if k in right else "---" for k in range(len(header))]
   head, *body = ([_escape(cell) for cell in cells] for cells in [header, *rows])

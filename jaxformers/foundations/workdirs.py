@@ -74,6 +74,7 @@ def write_vocabulary(folder: Path, task: Any) -> None:
     folder: workdir of the run, or any other folder.
     task: `tasks.Task` whose inputs the file describes.
   """
+  # Tokens and sizes complete the description of the task.
   content = task.description() | {
     "tokens": list(task.vocabulary),
     "tokenizer": task.tokenizer,
@@ -94,6 +95,7 @@ def write_record(
     content: content of `vocabulary.json`.
     tokenizer_json: content of `tokenizer.json`; "" for no tokenizer.
   """
+  # Write the tokenizer first, because its digest is part of the vocabulary.
   if tokenizer_json:
     tokenizer = json.loads(tokenizer_json)
     durable.write_json(folder / TOKENIZER, tokenizer)
@@ -205,6 +207,7 @@ def add_score(folder: Path, record: Mapping[str, Any]) -> None:
   Raises:
     UserError: if `scores.json` is damaged, or if this package did not write it.
   """
+  # Keep the records of other commands and other settings.
   key = [record[name] for name in ("command", "how")]
   kept = [
     other
