@@ -56,10 +56,10 @@ jax.config.update("jax_disable_most_optimizations", True)
 def pytest_addoption(parser):
   """Adds --all and --long for slow tests, and --imports for users' mixers."""
   parser.addoption(
-    "--all", action="store_true", help="also run what is marked slow"
+    "--all", action="store_true", help="also run the tests marked slow"
   )
   parser.addoption(
-    "--long", action="store_true", help="also run what is marked slow or long"
+    "--long", action="store_true", help="also run tests marked slow or long"
   )
   parser.addoption(
     "--imports",

@@ -87,7 +87,7 @@ def main(
     example = "image of {} x {} pixels".format(*task_sizes["image"])
   text = (
     f"One {example}: operations of a forward pass, in matrix products and in "
-    "all other\narithmetic, and what it keeps for the backward pass.\n"
+    "all other\narithmetic, and memory stored for the backward pass.\n"
   )
   cli.show(rows, (text, costs.cost_table(rows)), as_json)
 

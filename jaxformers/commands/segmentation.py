@@ -61,7 +61,7 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
   if label:
     row = {"state": label, **row}
   title = f"{run.model.config.name}, step {run.step}, {split}"
-  mirrored = "mirrored, too" if options["flip"] else ""
+  mirrored = "with mirror images" if options["flip"] else ""
   parts = [title, f"scales {scales}", mirrored, label]
   lines = (
     ", ".join(filter(None, parts)),
