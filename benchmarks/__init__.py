@@ -1,1 +1,1 @@
-"""Measurements, never run as tests; each prints a table and writes JSON."""
+"""Benchmarks. Each module prints tables and writes JSON; none is a test."""

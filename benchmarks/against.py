@@ -1,11 +1,12 @@
-"""Speed of TransJect's inference beside Transformers, by length.
+"""Speed of inference of TransJect and of Transformers, by length.
 
-Times inference of TransJect with one expert, our Transformer and PyTorch's
-encoder, whose attention is `scaled_dot_product_attention`, at L = 6, d = 512, 8
-heads, d_ff = 2048 in float32. Orthogonal matrices are computed before. The
-paper's speed-ups (table 3) are listed too.
+The first table times inference of TransJect with one expert, of our
+Transformer, and of PyTorch's encoder, whose attention is
+`scaled_dot_product_attention`. The sizes are L = 6, d = 512, 8 heads and
+d_ff = 2048, in float32. Orthogonal matrices are computed before the
+measurement. The table also lists the paper's speed-ups (table 3).
 
-A second table has the growth of time and memory with the length, as fitted
+The second table has the growth of time and memory with the length, as fitted
 exponents, for TransJect and Random-TransJect at L = 2, E = 4.
 """
 
@@ -21,7 +22,7 @@ from benchmarks.timing import exponent, interleaved, median, ratio
 from jaxformers.analysis.tables import speed
 
 LAYERS, HEADS, MLP_DIM = 6, 8, 2_048
-# Our two encoders by title, with their options.
+# Names and options of our two encoders, by title.
 OURS: dict[str, Any] = {
   "TransJect": ("transject", {"mixer": {"num_experts": 1}}),
   "Transformer": (
@@ -38,7 +39,7 @@ GROWTH = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 
 
 def speed_ups(rounds: int) -> Rows:
-  """Yields times of inference of one sample at every length in the paper."""
+  """Yields inference times of one sample at every length of the paper."""
   from benchmarks import rivals  # PyTorch is an extra.
 
   for n in PAPER:
@@ -73,12 +74,12 @@ def growth(rounds: int) -> Rows:
       quantity: [median(seconds, f"{quantity} {n}") for n in GROWTH]
       for quantity in ("train step", "inference")
     }
-    # Memory is planned by the compiler: nothing runs.
+    # The compiler plans the memory: nothing runs.
     figures["memory"] = [
       float(ours.planned_bytes(ours.build(name, n), 1, n)) for n in GROWTH
     ]
+    # Yield a row for each quantity: its values by length, and the exponent.
     for quantity, values in figures.items():
-      # A row for each quantity: its figure at each length, and the exponent.
       scale, unit = (1e-6, "MB") if quantity == "memory" else (1.0, "s")
       lengths = [f"n = {n}" for n in GROWTH]
       yield {
@@ -90,7 +91,7 @@ def growth(rounds: int) -> Rows:
 
 
 def tables(rounds: int) -> dict[str, Rows]:
-  """Measures speed-ups and growth."""
+  """Measures the tables of speed-ups and of growth."""
   return {"against Transformers": speed_ups(rounds), "growth": growth(rounds)}
 
 

@@ -1,13 +1,13 @@
-r"""Comparison of figures with a baseline: what became slower or larger.
+r"""Comparison of benchmark results with a baseline.
 
 python -m benchmarks --out now.json && python -m benchmarks.compare now.json
 
-Compares ratios of calls timed in the same rounds, bytes, shares and exponents,
-which depend little on how busy the machine was. A figure that is worse than the
-baseline's by more than --allowed (0.15, a share of it) is printed, and the exit
-status is 1. --seconds compares seconds as well, for two files of one quiet
-machine.
---baseline names another file than benchmarks/baseline.json.
+The command compares ratios of calls timed in the same rounds, bytes, shares and
+exponents, which depend little on the load of the machine. It prints every
+figure that is worse than the baseline's by more than --allowed (0.15, as a
+share of the baseline's figure), and then the exit status is 1. --seconds also
+compares seconds; use it for two files from the same idle machine. --baseline
+replaces the default file benchmarks/baseline.json.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from benchmarks.data import table
 from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
 
-Tables = dict[str, Any]  # Rows by title, hardware and versions.
+Tables = dict[str, Any]  # Rows by title of the table; hardware and versions.
 
 BASELINE = Path(__file__).with_name("baseline.json")
-# First words of column titles: a larger figure is better, or worse.
+# First words of the titles of columns in which more is better, or less.
 MORE = ("times", "of")
 LESS = ("exponent", "GiB,", "MB,", "share")
 SECONDS = {"s", "ms"}
@@ -33,17 +33,20 @@ NO_TABLES = ("hardware", "versions")
 
 
 def name_of(row: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-  """Returns the columns that identify a row of a table, with their values."""
+  """Returns the columns and values that identify a row of a table."""
   columns = row.items()
   return tuple((k, v) for k, v in columns if k in KEYS or isinstance(v, str))
 
 
 def more_is_better(column: str, *, seconds: bool) -> bool | None:
-  """Returns True if more is better in a column; None if it is not compared.
+  """Returns True if larger figures of a column are better.
 
   Args:
     column: title of the column.
-    seconds: True compares durations.
+    seconds: True to compare durations.
+
+  Returns:
+    True or False, or None if the column is not compared.
   """
   words = column.split()
   first, last = words[0], words[-1]
@@ -59,15 +62,16 @@ def compare(
   """Returns a row for each figure that is worse, and for each new row.
 
   Args:
-    before: baseline, as `benchmarks.data.save` writes it.
-    now: figures to compare, in the same form.
+    before: tables of the baseline, as `benchmarks.data.save` writes them.
+    now: tables to compare, in the form of `before`.
     allowed: share of the baseline's figure by which a figure may be worse.
-    seconds: True compares durations as well.
+    seconds: True to compare durations as well.
   """
   report = []
   for title, rows in now.items():
     if title in NO_TABLES:
       continue
+    # Find the row of the baseline for each row of a table.
     baseline = {name_of(row): row for row in before.get(title, [])}
     for row in rows:
       name = name_of(row)
@@ -76,7 +80,7 @@ def compare(
       if name not in baseline:
         report.append(entry | {"figure": "a new row"})
         continue
-      # Compare the figures of a row that the baseline has as well.
+      # Compare the figures that both rows have.
       for column, value in row.items():
         better = more_is_better(column, seconds=seconds)
         old = baseline[name].get(column)
@@ -99,22 +103,26 @@ def _read(path: Path) -> Tables:
 
 
 @cli.command(
-  cli.argument("now", type=Path, help="JSON of python -m benchmarks"),
-  cli.argument("--baseline", default=BASELINE, help="JSON to compare with"),
+  cli.argument("now", type=Path, help="JSON file of python -m benchmarks"),
+  cli.argument(
+    "--baseline", default=BASELINE, help="JSON file of the baseline"
+  ),
   cli.argument(
     "--allowed", default=0.15, help="share by which a figure may be worse"
   ),
   cli.switch("--seconds", help="compare seconds as well"),
 )
 def main(now: Path, baseline: Path, allowed: float, seconds: bool) -> None:
-  """Prints what became worse; the exit status is 1 if anything did."""
+  """Prints the figures that became worse; the exit status is 1 if any did."""
+  # Warn if the results come from different hardware.
   before, after = _read(baseline), _read(now)
   old, new = before["hardware"], after["hardware"]
   if old != new:
     print(f"The hardware differs: {old}, now {new}.\n")
+  # Print the figures that became worse.
   worse = compare(before, after, allowed=allowed, seconds=seconds)
   print(table(worse) if worse else "Nothing became worse.")
-  # A row that the baseline lacks is listed, but is not a failure.
+  # A new row is printed, but it is not a failure.
   sys.exit(any("worse by" in row for row in worse))
 
 

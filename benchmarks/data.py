@@ -2,10 +2,11 @@ r"""Speed of the generators and the loader, and scores of trivial baselines.
 
 python -m benchmarks.data --archives PATH --out data.json
 
-Prints Markdown tables: the generators beside recorded times of the originals,
-the loader beside plain NumPy indexing (interleaved, median of several rounds)
-with the memory before and after many batches, and, given archives, the time to
-prepare them and the trivial baselines on them.
+The command prints Markdown tables. The generators are compared with recorded
+times of the original generators. The loader is compared with plain NumPy
+indexing (interleaved calls, medians of several rounds); its memory is measured
+before and after many batches. With --archives, a table has the time to prepare
+each archive, and the scores of trivial baselines on it.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from jaxformers.foundations import cli
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.training import provenance
 
-# Recorded seconds of the original generators on one core: for an image of 32
-# pixels, and for 100,000 expressions.
+# Recorded seconds of the original generators on one core: for an image with a
+# side of 32 pixels, and for 100,000 expressions.
 PATHFINDER_ORIGINAL = 0.40
 LISTOPS_ORIGINAL = 7 * 60
 Row = dict[str, Any]  # Row of a table: its figures by column.
 Rows = Iterable[Row]
 ROUNDS = 7
-NUM_READ = 300  # Batches that a round reads.
+NUM_READ = 300  # Batches that are read in a round.
+# File and options of each archive, by task.
 ARCHIVES = {
   "text": ("aclImdb_v1.tar.gz", {}),
   "image": ("cifar10_jpeg.tar.xz", {}),
@@ -55,15 +57,15 @@ ARCHIVES = {
 
 
 def pathfinder_speed() -> Rows:
-  """Yields the time of an image on one core, by resolution and difficulty."""
+  """Yields the time per image on one core, by resolution and difficulty."""
   kinds = itertools.product(pathfinder.GEOMETRIES, pathfinder.DIFFICULTIES)
   for pixels, difficulty in kinds:
     settings = pathfinder.Settings(pixels, difficulty)
-    # Compile, and make what images share.
+    # Compile the generator, and draw the sprites that all images share.
     snakes.sample(settings, 0)
     for margin in pathfinder.GEOMETRIES[pixels].margins:
       snakes.sprites(pixels, margin)
-    # Larger images take longer, so fewer of them are timed.
+    # Time fewer of the larger images, which take longer.
     count = 300 if pixels == 32 else 40
     began = time.perf_counter()
     for index in range(count):
@@ -77,7 +79,7 @@ def pathfinder_speed() -> Rows:
 
 
 def listops_speed() -> Rows:
-  """Yields the time of LRA's 100,000 expressions on all cores."""
+  """Yields the time to generate LRA's 100,000 expressions on all cores."""
   _, spent = timed(listops.generate, listops.Settings())
   yield {
     "expressions": 100_000,
@@ -88,20 +90,24 @@ def listops_speed() -> Rows:
 
 
 def resident_memory() -> float:
-  """Returns MiB of this process in memory, without memory-mapped files.
+  """Returns the resident MiB of this process, without memory-mapped files.
 
-  Without /proc it is the peak, files included.
+  On systems without /proc, the result is the peak with memory-mapped files.
   """
+  # Without the file of Linux, return the peak. Its unit is one byte on macOS,
+  # and 1 KiB on other systems.
   if not Path("/proc/self/status").exists():
-    # Only Linux has the file: elsewhere return the peak. Its unit is one byte
-    # on macOS, and 1 KiB on other systems.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   return status_bytes("RssAnon") / 2**20
 
 
 def loader_speed(batches: int) -> list[Row]:
-  """Times batches of 32 x 4096: the loader, and NumPy on a matrix."""
+  """Times batches of 32 x 4096 from the loader, and from a NumPy matrix.
+
+  Args:
+    batches: number of batches between the two measurements of memory.
+  """
   rng = np.random.default_rng(0)
   count, length, size = 25_000, 4_096, 32
   lengths = rng.integers(1_000, 4_097, count)
@@ -113,7 +119,7 @@ def loader_speed(batches: int) -> list[Row]:
     )
     packed.write(Path(folder) / "train", texts)
     split = packed.open_split(Path(folder) / "train")
-    # Time both, in turns.
+    # Time the loader and the matrix in turns.
     loader = Loader(split, (length,))
     order = loader.order(size, seed=0)
     matrix = rng.integers(0, 256, (count, length)).astype(np.uint8)
@@ -127,7 +133,7 @@ def loader_speed(batches: int) -> list[Row]:
       {"what": name, "batches/s": NUM_READ / median(seconds, name)}
       for name in readers
     ]
-    # Look for memory that grows with the number of batches.
+    # Measure if memory grows with the number of batches.
     before = resident_memory()
     for step in range(batches):
       loader.batch(order(step))
@@ -152,9 +158,10 @@ def archive_figures(archives: Path) -> Rows:
   """Yields the time to prepare each archive, and its trivial baselines."""
   with tempfile.TemporaryDirectory() as folder:
     for name, (file, options) in ARCHIVES.items():
-      # Archives that are not at hand have no row.
+      # Skip archives that are not in the folder.
       if not (archives / file).exists():
         continue
+      # Prepare the archive, and score the trivial baselines.
       options = {"data_dir": folder, "archive": str(archives / file)} | options
       task, spent = timed(lambda name=name, o=options: tasks.get(name, **o))
       scores = [f"{key} {s:.2%}" for key, s in task.baselines().items()]
@@ -167,7 +174,10 @@ def archive_figures(archives: Path) -> Rows:
 
 
 def table(rows: list[Row]) -> str:
-  """Returns rows as Markdown, a column for each key; floats have 3 digits."""
+  """Formats rows as Markdown, with a column for each key.
+
+  Floats have three significant digits.
+  """
   columns = list(dict.fromkeys(key for row in rows for key in row))
 
   def cell(value: Any) -> str:
@@ -177,13 +187,15 @@ def table(rows: list[Row]) -> str:
   return markdown_table(columns, lines)
 
 
-OUT = cli.argument("--out", default="", help="write the tables there as JSON")
+OUT = cli.argument("--out", default="", help="write the tables to this JSON")
 
 
 def save(results: dict[str, Any], path: str | Path | None) -> None:
   """Writes results as JSON, with hardware and versions.
 
-  Writes nothing if the path is empty.
+  Args:
+    results: rows of each table, by its title.
+    path: path of the file; nothing is written if it is empty.
   """
   versions = provenance.versions()
   # PyTorch is an extra, and may be absent.
@@ -195,19 +207,20 @@ def save(results: dict[str, Any], path: str | Path | None) -> None:
 
 
 def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
-  """Prints each table as it comes, and writes every row as JSON if asked.
+  """Prints each table once it is complete, and writes every row as JSON.
 
   Args:
-    tables: title and rows of each table; rows may be a generator, which
-      measures just before its table is printed.
-    out: path of the JSON file; "" for none.
+    tables: title and rows of each table. Rows may be a generator, which runs
+      the measurements just before its table is printed.
+    out: path of the JSON file; "" to write no file.
   """
   results = {}
   for title, rows in tables:
     results[title] = []
     for row in rows:
       results[title].append(row)
-      save(results, out)  # Kept even if a later row fails.
+      # Save now, so that the row is kept if a later row fails.
+      save(results, out)
     print(f"\n{title}\n\n{table(results[title])}", flush=True)
 
 
@@ -221,7 +234,7 @@ def report(tables: Iterable[tuple[str, Rows]], out: str) -> None:
   OUT,
 )
 def main(archives: Path | None, batches: int, out: str) -> None:
-  """Prints the tables, and writes them as JSON if asked."""
+  """Prints the tables, and writes them as JSON if --out is set."""
   sections = {
     "Pathfinder, one core": pathfinder_speed,
     "ListOps": listops_speed,

@@ -1,13 +1,14 @@
-r"""Cost of depth for TransJect, and its effect on tokens.
+r"""Cost of depth for TransJect, and the effect of depth on tokens.
 
 python -m benchmarks.depth --out depth.json
 
-The first table has time and activation memory of the gradient for each memory
-mode (stored, recomputed, reversible), at L = 2 to 96 (stored: to 24).
-Activation memory is twice the difference of XLA's scratch memory for a batch
-and for half a batch. The second table has activation factors and entropy before
-and after 300 steps of training on ListOps, with expressions of 51 to 249
-tokens, and the mean loss of the first and of the last tenth of the steps.
+The first table has the time and the activation memory of the gradient for each
+memory mode (stored, recomputed, reversible), at L = 2 to 96 (stored: up to L =
+24). Activation memory is twice the difference between XLA's scratch memory for
+a batch and for half a batch. The second table has activation factors and
+entropy before and after 300 steps of training on ListOps, with expressions of
+51 to 249 tokens. It also has the mean loss over the first tenth and over the
+last tenth of the steps.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ from jaxformers.training.trainer import Trainer
 
 DEPTHS = (2, 6, 24, 96)
 BATCH, LENGTH, WIDTH = 16, 512, 64
-# Deepest model in mode "stored": more layers compile for minutes.
+# Largest depth in the mode "stored": deeper models compile for minutes.
 LONGEST_UNROLLED = 24
 
 
 def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
-  """Returns the gradient of a loss of TransJect, and parameters for it."""
+  """Returns the gradient of a loss of TransJect, and random parameters.
+
+  Args:
+    kind: memory mode.
+    depth: number of layers.
+  """
   options = transject_options(kind, "float32", depth)
   model = ours.build("transject", LENGTH, d_model=WIDTH, **options)
 
@@ -54,8 +60,8 @@ def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
   rng = np.random.default_rng(0)
 
   def draw(path: Any, leaf: Any) -> jax.Array:
-    # An untrained layer is the identity, whose inverse takes one step: draw
-    # parameters far from it.
+    # Draw parameters far from the initial ones: an untrained layer is the
+    # identity, whose inverse takes only one step.
     if path[-1].key == "alpha":
       return jnp.ones(leaf.shape)
     values = rng.normal(size=leaf.shape) / max(*leaf.shape[-1:], 1) ** 0.5
@@ -66,20 +72,21 @@ def make_gradient(kind: str, depth: int) -> tuple[Any, Any]:
 
 
 def compile_batch(gradient: Any, params: Any, batch: int) -> Any:
-  """Compiles a gradient for a batch of `batch` rows."""
+  """Compiles a gradient for batches of `batch` rows."""
   ids = jax.ShapeDtypeStruct((batch, LENGTH), jnp.int32)
   return gradient.lower(params, ids).compile()
 
 
 def measure_memory(rounds: int) -> Rows:
-  """Measures time and memory of a gradient, by depth and memory mode."""
+  """Measures the time and memory of a gradient, by depth and memory mode."""
   rows, calls = {}, {}
   ids = jnp.asarray(ours.random_ids(BATCH, LENGTH))
   for depth in DEPTHS:
     for kind in ACTIVATIONS:
       if kind == "stored" and depth > LONGEST_UNROLLED:
         continue
-      # Compile for half a batch and a batch: they differ by the activations.
+      # Compile for half a batch and for a batch. Their scratch memory differs
+      # by the activations of half a batch.
       gradient, params = make_gradient(kind, depth)
       half = compile_batch(gradient, params, BATCH // 2)
       program, seconds = timed(compile_batch, gradient, params, BATCH)
@@ -99,12 +106,18 @@ def measure_memory(rounds: int) -> Rows:
 
 
 def measure_tokens(run: Trainer, params: Any, ids: np.ndarray) -> Row:
-  """Measures the last layer's activation factors, and entropy in and out.
+  """Measures activation factors of the last layer, and entropies of tokens.
 
-  "entropy in" is the entropy of embedded tokens, "entropy out" that of the last
-  layer's. A token is divided by the standard deviation of its units. The
-  entropy is Vasicek's estimate over its units in nats, averaged over tokens.
-  The entropy of a Gaussian is 1.42.
+  "entropy in" is the entropy of embedded tokens, and "entropy out" is the
+  entropy of the outputs of the last layer. Each token is divided by the
+  standard deviation of its units. The entropy is Vasicek's estimate over the
+  units of a token, in nats, averaged over tokens. A Gaussian has the entropy
+  1.42.
+
+  Args:
+    run: trainer of the run.
+    params: parameters to measure.
+    ids: samples [b, n].
   """
   factors = lipschitz.measure_factors(run.model, params, [ids])["factors"]
   variables = make_variables(run.model, params)
@@ -115,7 +128,7 @@ def measure_tokens(run: Trainer, params: Any, ids: np.ndarray) -> Row:
     tokens = np.asarray(x)[mask].astype(np.float64)
     tokens = tokens / tokens.std(1, keepdims=True)
     estimate = differential_entropy(tokens, axis=1, method="vasicek")
-    # The estimate of a token with many equal units is -inf: leave it out.
+    # Leave out tokens with many equal units, whose estimate is -inf.
     return float(estimate[np.isfinite(estimate)].mean())
 
   last = factors[-1]
@@ -129,7 +142,7 @@ def measure_tokens(run: Trainer, params: Any, ids: np.ndarray) -> Row:
 
 
 def train_depth(depth: int, steps: int, folder: Path) -> Rows:
-  """Trains at one depth; yields a row before training, and one after."""
+  """Trains at one depth; yields a row before and a row after training."""
   config = training.make_config(
     "transject", steps, folder, num_layers=depth, memory="reversible"
   )
@@ -146,13 +159,15 @@ def train_depth(depth: int, steps: int, folder: Path) -> Rows:
 
 
 @cli.command(
-  cli.argument("--rounds", default=7, help="0: no table of memory"),
-  cli.argument("--steps", default=300, help="0: no training"),
+  cli.argument(
+    "--rounds", default=7, help="number of timed rounds; 0: no memory table"
+  ),
+  cli.argument("--steps", default=300, help="training steps; 0: no training"),
   OUT,
   cli.argument("--data_dir", default="", help="folder of the expressions"),
 )
 def main(rounds: int, steps: int, out: str, data_dir: str) -> None:
-  """Prints the tables, and writes them as JSON if asked."""
+  """Prints the tables, and writes them as JSON if --out is set."""
 
   def tables() -> Iterator[tuple[str, Rows]]:
     if rounds:

@@ -2,10 +2,10 @@ r"""Cost of NeuTRENO's term: DeiT-tiny with and without it.
 
 python -m benchmarks.fidelity --out fidelity.json
 
-Times a forward pass and a train step (forward, backward, Adam) on images of
-224 x 224 in patches of 16, in interleaved rounds, without compilation. The
-ratio is the median of the rounds' ratios. Memory is what the compiler plans for
-a pass besides its inputs and outputs.
+The table has the times of a forward pass and of a train step (forward,
+backward, Adam) on images of 224 x 224 pixels in patches of 16, in interleaved
+rounds without compilation. The ratio is the median of the ratios of all rounds.
+Memory is the compiler's plan for a pass, without its inputs and outputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _compile(name: str, size: int, batch: int, layers: int) -> ours.Programs:
   options = vision.model_fields(name, patch_size=16)["model"] | {
     "num_layers": layers
   }
-  # A classifier of images has neither a vocabulary nor a length of text.
+  # An image classifier has no vocabulary and no length of text.
   model = models.build(
     **options, vocab_size=0, max_len=0, num_classes=1_000, image=(size, size, 3)
   )
@@ -44,7 +44,7 @@ def measure_cost(
   for kind in ("forward", "step"):
     calls = {name: programs[name][kind].call for name in NAMES}
     seconds = interleaved(calls, rounds)
-    # Memory depends on the programs alone.
+    # Memory depends only on the programs, and not on the rounds.
     memory = [programs[name][kind].planned_bytes for name in NAMES]
     yield {
       "what": kind,
@@ -58,12 +58,12 @@ def measure_cost(
 
 
 @cli.command(
-  cli.argument("--batch", default=4, help="images of a step"),
-  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
+  cli.argument("--batch", default=4, help="number of images per step"),
+  cli.argument("--rounds", default=ROUNDS, help="number of timed rounds"),
   OUT,
 )
 def main(batch: int, rounds: int, out: str) -> None:
-  """Prints the rows, and writes them as JSON if asked."""
+  """Prints the rows, and writes them as JSON if --out is set."""
   report([("rows", measure_cost(batch=batch, rounds=rounds))], out)
 
 

@@ -1,16 +1,20 @@
-r"""A first look at an accelerator: its rates, and ours beside PyTorch's.
+r"""Benchmarks of an accelerator: its peak rates, our models and PyTorch's.
 
 python -m benchmarks.gpu --out gpu.json --seconds 480
 python -m benchmarks.gpu --small
 
-Tables, in this order: rates of products and of a copy; exactness of orthogonal
-maps; train step and inference of TransJect, E = 4 and L = 2 at d = 512, by
-length and precision, beside PyTorch's eager model; softmax attention beside
-JAX's and PyTorch's own kernels; and every encoder, at JAX's own precision. `of
-the rate` is the share of the product's rate at the same precision. Planned
-memory is the compiler's; the peak is that of all programs so far. Every row is
-written as it comes, and none begins after --seconds. --small is for a trial on
-a CPU.
+The tables are, in this order:
+1. the rates of matrix products and of a copy;
+2. the exactness of orthogonal maps;
+3. the train step and the inference of TransJect with E = 4 and L = 2 at
+   d = 512, by length and precision, and of PyTorch's eager model;
+4. softmax attention, compared with the kernels of JAX and PyTorch;
+5. every encoder, at JAX's default precision.
+
+`of the rate` is the rate of the model as a share of the rate of a matrix
+product at the same precision. Planned memory is the compiler's plan. The peak
+covers all programs up to the row. Every row is written once it is measured, and
+no row starts after --seconds. --small selects sizes for a trial on a CPU.
 """
 
 from __future__ import annotations
@@ -46,12 +50,12 @@ class Sizes(NamedTuple):
   """Sizes of all tables.
 
   Attributes:
-    product: rows and columns of the matrices of the rates.
-    batch: rows of a batch of TransJect.
-    lengths: tokens of TransJect and of attention.
-    tokens: tokens of a batch of the other encoders.
-    encoder_lengths: tokens of their rows.
-    rounds: timed rounds.
+    product: number of rows and columns of the matrices of the rates.
+    batch: number of rows of a batch of TransJect.
+    lengths: numbers of tokens for TransJect and for attention.
+    tokens: number of tokens of a batch of the other encoders.
+    encoder_lengths: numbers of tokens per row of the other encoders.
+    rounds: number of timed rounds.
     models: names of the encoders; () for all.
     precisions: precisions of TransJect.
   """
@@ -73,7 +77,7 @@ SMALL = Sizes(
 
 @contextlib.contextmanager
 def precision(name: str) -> Iterator[None]:
-  """Has products of float32 take the precision of a name, in PyTorch too."""
+  """Sets the precision of float32 products in JAX and PyTorch, in the block."""
   import torch  # PyTorch is an extra.
 
   is_exact = name == "float32"
@@ -83,7 +87,8 @@ def precision(name: str) -> Iterator[None]:
 
 
 def rates(sizes: Sizes) -> Rows:
-  """Yields the rate of a product at each precision, and that of a copy."""
+  """Yields the rate of a product at each precision, and the rate of a copy."""
+  # A product of two n x n matrices has 2 n^3 FLOPs.
   n = sizes.product
   for name in PRECISIONS:
     call = product(n, name)
@@ -92,6 +97,7 @@ def rates(sizes: Sizes) -> Rows:
       "what": f"product of {n}, {name}",
       "TFLOP/s": 2 * n**3 / seconds / 1e12,
     }
+  # A copy reads and writes every number once.
   x = jnp.ones((n, n), jnp.float32)
   call = ready(jax.jit(lambda x: x + 1), x)
   seconds = median(interleaved({"copy": call}, sizes.rounds), "copy")
@@ -99,7 +105,7 @@ def rates(sizes: Sizes) -> Rows:
 
 
 def product(n: int, name: str) -> Call:
-  """Returns a call of a product of two matrices [n, n] at a precision."""
+  """Returns a call that multiplies two matrices [n, n] at a precision."""
   dtype = jnp.bfloat16 if name == "bfloat16" else jnp.float32
   x = jnp.full((n, n), 1 / n, dtype)
   kind = "float32" if name == "float32" else "tensorfloat32"
@@ -110,6 +116,7 @@ def exactness(sizes: Sizes) -> Rows:
   """Yields the orthogonality defect of every map at d = 512."""
   del sizes
   a = orthogonal.initializer(jax.random.key(0), (4, ours.D, ours.D))
+  # Map the initial matrices of models, and measure max |Q.T Q - I|.
   for name in ("cayley", "expm", "householder"):
     q = jax.jit(orthogonal.MAPS[name])(a)
     yield {
@@ -119,7 +126,7 @@ def exactness(sizes: Sizes) -> Rows:
 
 
 def transject(sizes: Sizes) -> Rows:
-  """Yields train step and inference of TransJect by length and precision."""
+  """Yields the train step and inference of TransJect, by size and precision."""
   for name, n, kind, training in itertools.product(
     speed.MODELS, sizes.lengths, sizes.precisions, (True, False)
   ):
@@ -131,9 +138,18 @@ def transject(sizes: Sizes) -> Rows:
 def transject_row(
   name: str, n: int, kind: str, sizes: Sizes, *, training: bool
 ) -> Row:
-  """Times a model of ours beside PyTorch's."""
+  """Times one of our models and PyTorch's model.
+
+  Args:
+    name: name of the model.
+    n: number of tokens.
+    kind: precision.
+    sizes: sizes of the tables.
+    training: True for a train step, False for inference.
+  """
   from benchmarks import rivals  # PyTorch is an extra.
 
+  # Build our model, and a product for the rate.
   dtype = "bfloat16" if kind == "bfloat16" else "float32"
   model = ours.build(
     name,
@@ -147,12 +163,13 @@ def transject_row(
     "ours": make(model, sizes.batch, n),
     "product": product(sizes.product, kind),
   }
-  # PyTorch's orthogonal matrices have no form in bfloat16.
+  # PyTorch's orthogonal parametrisation does not support bfloat16.
   if kind != "bfloat16":
     rival = rivals.make(name, n, training=False)["user"]
     make_rival = rivals.train if training else rivals.infer
     calls["PyTorch"] = make_rival(rival, sizes.batch, n)
   seconds = interleaved(calls, sizes.rounds)
+  # Relate the FLOPs of the model to the rate of the product.
   rate = 2 * sizes.product**3 / median(seconds, "product")
   flops = speed.flops(sizes.batch * n, training=training)
   row = {
@@ -166,6 +183,7 @@ def transject_row(
   }
   if "PyTorch" in calls:
     row["PyTorch s"] = median(seconds, "PyTorch")
+  # Add the planned memory of a train step, and the peak.
   if training:
     program = ours.compile_on_shapes(*ours.make_step(model, 1), sizes.batch, n)
     row["planned GB"] = memory.planned_bytes(program) / 1e9
@@ -173,7 +191,7 @@ def transject_row(
 
 
 def peak() -> Row:
-  """Returns the peak of memory in use; empty where the device has no count."""
+  """Returns the peak of memory in use, or {} if the device has no counter."""
   stats = jax.devices()[0].memory_stats() or {}
   if "peak_bytes_in_use" not in stats:
     return {}
@@ -181,9 +199,10 @@ def peak() -> Row:
 
 
 def attention(sizes: Sizes) -> Rows:
-  """Yields seconds of softmax attention, forward and gradient, bfloat16."""
+  """Yields the times of softmax attention and its gradient, in bfloat16."""
   heads, width = 8, 64
   for n in sizes.lengths:
+    # Draw queries, keys and values [3, b, h, n, e], and time all kernels.
     key, shape = jax.random.key(0), (sizes.batch, heads, n, width)
     qkv = jax.random.normal(key, (3, *shape), jnp.bfloat16)
     calls = attention_calls(qkv) | torch_attention_calls(shape)
@@ -192,7 +211,11 @@ def attention(sizes: Sizes) -> Rows:
 
 
 def attention_calls(qkv: jax.Array) -> Calls:
-  """Returns calls of our attention and of JAX's, forward and gradient."""
+  """Returns calls of our attention and of JAX's, forward and gradient.
+
+  Args:
+    qkv: queries, keys and values, [3, b, h, n, e].
+  """
   mask = jnp.ones((qkv.shape[1], qkv.shape[3]), bool)
   form = flash.Form(scale=qkv.shape[-1] ** -0.5)
 
@@ -200,11 +223,13 @@ def attention_calls(qkv: jax.Array) -> Calls:
     return flash.attend(q, k, v, mask, Dropout(), form)
 
   def of_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    # JAX has tokens before heads. Its other form keeps an n x n array.
+    # JAX expects tokens before heads, [b, n, h, e]. The implementation "xla"
+    # stores an n x n array.
     kind = "cudnn" if jax.default_backend() == "gpu" else "xla"
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
     return jax.nn.dot_product_attention(q, k, v, implementation=kind)
 
+  # Compile the forward pass and the gradient of both.
   calls = {}
   for title, function in (("ours", blocked), ("JAX", of_jax)):
 
@@ -217,7 +242,11 @@ def attention_calls(qkv: jax.Array) -> Calls:
 
 
 def torch_attention_calls(shape: tuple[int, ...]) -> Calls:
-  """Returns calls of PyTorch's attention, forward and gradient."""
+  """Returns calls of PyTorch's attention, forward and gradient.
+
+  Args:
+    shape: shape of the queries, [b, h, n, e].
+  """
   import torch
 
   from benchmarks import rivals
@@ -240,12 +269,13 @@ def torch_attention_calls(shape: tuple[int, ...]) -> Calls:
 
 
 def encoders(sizes: Sizes) -> Rows:
-  """Yields seconds of every encoder, as `benchmarks.encoders` builds it."""
+  """Yields the times of every encoder that `benchmarks.encoders` builds."""
   names = sizes.models or sorted(MODELS)
   for n, name in itertools.product(sizes.encoder_lengths, names):
-    # Beyond 4,096 tokens, skip models that keep an array of n^2.
+    # Above 4,096 tokens, skip models that store an array of n^2 numbers.
     if n > 4_096 and keeps_square(name):
       continue
+    # Compile the forward pass and the train step, and time both in turns.
     inputs = jnp.asarray(ours.random_ids(max(1, sizes.tokens // n), n))
     programs = ours.compile_passes(make_encoder(name, n), inputs, train=True)
     calls = {key: program.call for key, program in programs.items()}
@@ -269,10 +299,14 @@ TABLES: dict[str, Callable[[Sizes], Rows]] = {
 
 
 def until(rows: Rows, deadline: float) -> Rows:
-  """Yields rows until a time of `time.monotonic`.
+  """Yields rows until a deadline.
 
-  An error of the device, such as too little memory, ends a table with a row
-  that says so, and not those after it.
+  An error of the device, such as too little memory, ends the table with a row
+  that has the message. Later tables are still measured.
+
+  Args:
+    rows: rows of a table.
+    deadline: value of `time.monotonic` after which no row starts.
   """
   iterator = iter(rows)
   try:
@@ -284,21 +318,22 @@ def until(rows: Rows, deadline: float) -> Rows:
 
 @cli.command(
   cli.argument("--tables", default=",".join(TABLES), help="tables: a,b"),
-  cli.option("seconds", 540, "no row begins after so many seconds"),
+  cli.option("seconds", 540, "time in seconds after which no row starts"),
   cli.switch("--small", help="sizes for a trial on a CPU"),
   OUT,
 )
 def main(tables: str, seconds: int, small: bool, out: str) -> None:
-  """Prints the tables, and writes them as JSON if asked."""
+  """Prints the tables, and writes them as JSON if --out is set."""
   requirements.require("bench", "A table of this module")
   import torch
 
   if torch.cuda.is_available():
     torch.set_default_device("cuda")
   sizes, deadline = SMALL if small else Sizes(), time.monotonic() + seconds
-  # Planned memory is of a program that was compiled before.
+  # Cache compiled programs: planned memory compiles a program a second time.
   cache = Path(tempfile.gettempdir()) / "jaxformers-benchmarks"
   jax.config.update("jax_compilation_cache_dir", str(cache))
+  # Measure the tables in order, until the deadline.
   names = [choose("table", name, TABLES) for name in cli.names(tables)]
   report(((n, until(TABLES[n](sizes), deadline)) for n in names), out)
 

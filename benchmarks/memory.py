@@ -1,10 +1,11 @@
 """Memory of a train step, and the share of the orthogonal maps in its time.
 
-The first table is of the paper's Text setting, 4,096 tokens in batches of 32:
-the bytes that the compiler plans besides the state, for each memory mode and
-number of microbatches; and for one setting the peak memory of a process. The
-second is memory by depth for each memory mode. The third is the time of all
-orthogonal maps with their gradient, beside the whole step.
+The first table uses the paper's setting of Text, with 4,096 tokens in batches
+of 32. It has the memory that the compiler plans besides the state, for each
+memory mode and number of microbatches. For one setting, it also has the peak
+memory of a process. The second table has the memory by depth for each memory
+mode. The third table compares the time of all orthogonal maps and their
+gradients with the time of a train step.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from benchmarks.orthogonal import COUNT, draw_matrices, make_calls
 from benchmarks.timing import in_a_process, interleaved, median, ratio
 from jaxformers import orthogonal
 
-TEXT = (32, 4_096)  # Rows of a batch, and tokens.
+TEXT = (32, 4_096)  # Batch size, and tokens per row.
 ACTIVATIONS = ("stored", "recomputed", "reversible")
-PARTS = (1, 8, 32)
+PARTS = (1, 8, 32)  # Numbers of microbatches.
 DEPTHS = (2, 4, 8, 16, 32)
 # Batch size and length of the train step that the maps are compared with.
 PAPER = (32, 2_048)
-# Trains one step with a row in each microbatch; prints GiB at the peak.
+# Code that trains one step with one row per microbatch, and prints the peak in
+# GiB.
 PEAK = """
 from benchmarks import ours, timing
 ours.train(ours.build("transject", {n}), {b}, {n}, {b})()
@@ -37,7 +39,13 @@ print(timing.peak_memory() / 2**30)
 def transject_options(
   activations: str, dtype: str, layers: int = ours.LAYERS
 ) -> dict[str, Any]:
-  """Returns options of TransJect for `ours.build`."""
+  """Returns options of TransJect for `ours.build`.
+
+  Args:
+    activations: memory mode.
+    dtype: type of the activations.
+    layers: number of layers.
+  """
   return {
     "num_layers": layers,
     "mixer": {"num_experts": ours.EXPERTS},
@@ -49,7 +57,7 @@ def transject_options(
 def text() -> Rows:
   """Yields GiB of a train step on Text, by dtype, memory mode and microbatches.
 
-  All are planned by the compiler, except for a last row that is measured.
+  The compiler plans all figures except the last row, which is measured.
   """
   batch, n = TEXT
   for dtype, kind in itertools.product(("float32", "bfloat16"), ACTIVATIONS):
@@ -66,7 +74,7 @@ def text() -> Rows:
 
 
 def depth() -> Rows:
-  """Yields MB of a train step by depth: 4 samples of 4,096 tokens, d = 64."""
+  """Yields MB of a train step by depth, with 4 x 4,096 tokens and d = 64."""
   for kind in ACTIVATIONS:
     row = {"activations": kind}
     for layers in DEPTHS:
@@ -77,7 +85,8 @@ def depth() -> Rows:
 
 
 def maps(rounds: int) -> Rows:
-  """Times all maps of a step with their gradient, beside the step."""
+  """Compares the time of all maps and their gradients with a train step."""
+  # Time the maps and the step in turns.
   batch, n = PAPER
   a, w = draw_matrices(ours.D)
   calls = {name: make_calls(name, a, w)["step"] for name in orthogonal.MAPS}
@@ -94,7 +103,7 @@ def maps(rounds: int) -> Rows:
 
 
 def tables(rounds: int) -> dict[str, Rows]:
-  """Measures memory, and the share of the orthogonal maps."""
+  """Measures the memory, and the share of the orthogonal maps in the time."""
   return {
     "memory of Text": text(),
     "memory by depth": depth(),

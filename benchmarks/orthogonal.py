@@ -1,13 +1,13 @@
-r"""Cost and accuracy of orthogonal maps, beside PyTorch's parametrisations.
+r"""Cost and accuracy of orthogonal maps, ours and PyTorch's.
 
 python -m benchmarks.orthogonal --out orthogonal.json
 
-Times the maps of 21 matrices, as many as TransJect has at L = 2 and E = 4. A
-step is the map and its gradient. PyTorch's maps are modules of
-`torch.nn.utils.parametrizations.orthogonal`, one for each matrix, as a user has
-them. All maps take turns in every round, and the tables show medians;
-compilation is not counted. The defect of a matrix is max |Q.T Q - I|. Needs the
-extra `bench`.
+The maps are applied to 21 matrices, as many as TransJect has at L = 2 and
+E = 4. A step is the map and its gradient. PyTorch's maps are modules of
+`torch.nn.utils.parametrizations.orthogonal`, one for each matrix, as users
+write them. All maps take turns in every round, and the tables show medians
+without compilation. The defect of a matrix is max |Q.T Q - I|. The benchmark
+needs the extra `bench`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from benchmarks.timing import Calls, interleaved, median, ready, threads, timed
 from jaxformers import orthogonal
 from jaxformers.foundations import cli, requirements
 
-COUNT = 21
+COUNT = 21  # Number of matrices.
 ROUNDS = 7
+# Names of PyTorch's maps, by our names.
 TORCH_MAPS = {
   "expm": "matrix_exp",
   "cayley": "cayley",
@@ -33,7 +34,7 @@ TORCH_MAPS = {
 
 
 def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
-  """Returns calls of a map alone, and of the map with its gradient.
+  """Returns calls of a map without and with its gradient.
 
   Args:
     name: key of `orthogonal.MAPS`.
@@ -41,7 +42,7 @@ def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
     w: [k, d, d], weights of the loss sum(map(a) * w).
   """
   mapping = orthogonal.MAPS[name]
-  # The map "matrix" takes matrices that are orthogonal already.
+  # The map "matrix" expects orthogonal matrices.
   if name == "matrix":
     a = np.asarray(orthogonal.cayley(jnp.asarray(a)))
   free, weights = jnp.asarray(a), jnp.asarray(w)
@@ -53,14 +54,14 @@ def make_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
 
 
 def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
-  """Returns the calls of `make_calls` in PyTorch, one module per matrix."""
+  """Returns the calls of `make_calls` in PyTorch, with a module per matrix."""
   import torch
   from torch.nn.utils import parametrizations
 
   torch.set_num_threads(threads())
   layers, d = [], a.shape[-1]
   for free in a:
-    # A module for each matrix, as a user has it.
+    # Make a module for each matrix, as users write it.
     layer = torch.nn.Linear(d, d, bias=False)
     parametrizations.orthogonal(
       layer, orthogonal_map=TORCH_MAPS[name], use_trivialization=False
@@ -81,7 +82,7 @@ def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
   def step() -> None:
     pairs = zip(layers, weights, strict=True)
     sum((layer.weight * weight).sum() for layer, weight in pairs).backward()
-    # Remove gradients, which the next call would add to.
+    # Remove the gradients, or the next call would add to them.
     for layer in layers:
       layer.parametrizations.weight.original.grad = None
 
@@ -89,14 +90,15 @@ def make_pytorch_calls(name: str, a: np.ndarray, w: np.ndarray) -> Calls:
 
 
 def draw_matrices(d: int) -> tuple[np.ndarray, np.ndarray]:
-  """Draws free matrices as large as models start with, and loss weights."""
+  """Draws free matrices of the models' initial scale, and loss weights."""
   rng = np.random.default_rng(0)
   a = rng.normal(size=(COUNT, d, d), scale=1.5 / d**0.5).astype(np.float32)
   return a, rng.normal(size=a.shape).astype(np.float32)
 
 
 def measure_maps(d: int, rounds: int) -> Rows:
-  """Yields milliseconds and the defect of each map at one size."""
+  """Yields the time and the defect of each map at one size."""
+  # Build the calls of our maps and of PyTorch's.
   a, w = draw_matrices(d)
   runs = {f"ours: {k}": make_calls(k, a, w) for k in orthogonal.MAPS}
   runs |= {f"PyTorch: {k}": make_pytorch_calls(k, a, w) for k in TORCH_MAPS}
@@ -121,7 +123,8 @@ def measure_maps(d: int, rounds: int) -> Rows:
 
 
 def measure_norms(d: int) -> Rows:
-  """Measures the defect in float32 as the parameters grow."""
+  """Yields the defect in float32 for parameters of growing norm."""
+  # Free matrices [1, d, d] with a spectral norm of about 1.
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
   for name in ("cayley", "expm", "householder"):
     row: Row = {"map": name, "d": d}
@@ -136,7 +139,7 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
   from jaxformers.config import Choice
   from jaxformers.training import optim
 
-  # Start at the matrices that models start at.
+  # Start at the initial matrices of models.
   a = orthogonal.initializer(jax.random.key(0), (COUNT, d, d))
   start = orthogonal.cayley(a) if name == "matrix" else a
   params = {orthogonal.parameter_name("u", name): start}
@@ -145,7 +148,7 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
 
   def loss(params: Any, k: Any) -> jax.Array:
     (q,) = orthogonal.rotations(params, name).values()
-    # Another random gradient in each step.
+    # The seed k gives another random gradient in each step.
     return (q * jax.random.normal(jax.random.key(k), q.shape)).mean()
 
   @jax.jit
@@ -156,11 +159,13 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
   def train(params: Any, state: Any) -> Any:
     for k in range(steps):
       params, state = step(params, state, k)
-      if k % 32 == 0:  # A long queue of steps would fill the memory.
+      # Wait now and then: a long queue of steps would fill the memory.
+      if k % 32 == 0:
         jax.block_until_ready(params)
     return params
 
   params, seconds = timed(train, params, tx.init(params))
+  # Measure the defect after the last step.
   (q,) = orthogonal.rotations(params, name).values()
   defect = float(orthogonal.orthogonality_defect(q).max())
   row = {"map": name, "d": d, "steps": steps, "seconds": seconds}
@@ -169,12 +174,14 @@ def measure_drift(name: str, steps: int, d: int) -> Row:
 
 @cli.command(
   cli.argument("--sizes", default="128,512", help="sides of the matrices"),
-  cli.argument("--rounds", default=ROUNDS, help="timed rounds"),
-  cli.argument("--steps", default=10_000, help="steps of the drift; 0: none"),
+  cli.argument("--rounds", default=ROUNDS, help="number of timed rounds"),
+  cli.argument(
+    "--steps", default=10_000, help="steps of Adam for the drift; 0: no drift"
+  ),
   OUT,
 )
 def main(sizes: str, rounds: int, steps: int, out: str) -> None:
-  """Prints the tables, and writes them as JSON if asked."""
+  """Prints the tables, and writes them as JSON if --out is set."""
   requirements.require("bench", "The comparison with PyTorch")
   sides = cli.numbers("sizes", sizes)
   drifting = orthogonal.MAPS if steps else ()

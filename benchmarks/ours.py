@@ -1,4 +1,4 @@
-"""Models of this package as calls to time; sizes that PyTorch's share."""
+"""Calls of our models to time, and sizes that PyTorch's models share."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from jaxformers.models.variables import make_variables
 from jaxformers.training import compilers, optim, state, steps
 from jaxformers.training.layout import Layout, placed_shapes
 
+# Sizes of TransJect: number of layers, of experts, and width.
 LAYERS, EXPERTS, D = 2, 4, 512
 VOCABULARY, CLASSES = 257, 2
-LEARNING_RATE = 1e-4  # The time does not depend on it.
+LEARNING_RATE = 1e-4  # Its value has no effect on the time.
 
 
 def random_ids(batch: int, length: int) -> np.ndarray:
-  """Returns random tokens [batch, length], none of them padding."""
+  """Returns random ids [batch, length] without padding."""
   rng = np.random.default_rng(0)
   return rng.integers(1, VOCABULARY, (batch, length)).astype(np.int32)
 
 
 def build(name: str, length: int, **options: Any) -> Model:
-  """Returns a classifier; without options, TransJect of the sizes above."""
+  """Builds a classifier; the default options are TransJect's sizes above."""
   if not options:
     options = {"num_layers": LAYERS, "mixer": {"num_experts": EXPERTS}}
   sizes = {"vocab_size": VOCABULARY, "num_classes": CLASSES, "d_model": D}
@@ -38,7 +39,7 @@ def build(name: str, length: int, **options: Any) -> Model:
 
 
 def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
-  """Returns a batch in the loader's form."""
+  """Returns a batch in the form of the loader's batches."""
   return {
     "inputs": random_ids(batch, length),
     "targets": np.zeros(batch, np.int32),
@@ -47,7 +48,15 @@ def make_batch(batch: int, length: int) -> dict[str, np.ndarray]:
 
 
 def make_step(model: Model, accumulate: int) -> Any:
-  """Returns a train step to compile, its layout, and its initial state."""
+  """Builds a train step to compile.
+
+  Args:
+    model: result of `build`.
+    accumulate: number of microbatches.
+
+  Returns:
+    The step, its layout, and a function that creates the initial state.
+  """
   options = {"learning_rate": LEARNING_RATE}
   rate = Choice(name="constant", options=options)
   tx, _ = optim.build_optimizer(Choice(name="adam"), rate, 10)
@@ -63,12 +72,12 @@ def train(model: Model, batch: int, length: int, accumulate: int = 0) -> Call:
 
   Args:
     model: result of `build`.
-    batch: rows of a batch.
-    length: tokens of a row.
-    accumulate: number of microbatches; 0 for one row each.
+    batch: number of rows of a batch.
+    length: number of tokens per row.
+    accumulate: number of microbatches; 0 for one row per microbatch.
   """
   step, layout, create = make_step(model, accumulate or batch)
-  # Each call continues from the state that the call before left.
+  # Each call continues from the state that the previous call returned.
   current = layout.place_state(create())
   run, place = compilers.compile_jit(step, layout, state=current, donate=True)
   rows = place(make_batch(batch, length))
@@ -82,18 +91,18 @@ def train(model: Model, batch: int, length: int, accumulate: int = 0) -> Call:
 
 
 def infer(model: Model, batch: int, length: int) -> Call:
-  """Returns a call of the forward pass; orthogonal matrices are made once."""
+  """Returns a call of the forward pass with precomputed orthogonal matrices."""
   inputs = jnp.asarray(random_ids(batch, length))
   # Two tokens suffice for the shapes of parameters.
   params = draw_params(model, inputs[:1, :2])
-  # Map the orthogonal matrices once, as an evaluation does.
+  # Compute the orthogonal matrices once, as an evaluation does.
   variables = jax.jit(functools.partial(make_variables, model))(params)
   run = jax.jit(functools.partial(model.apply, train=False))
   return ready(run, variables, inputs)
 
 
 def draw_params(model: Model, inputs: jax.Array) -> Any:
-  """Returns initial parameters of a model, drawn in one compiled program."""
+  """Draws initial parameters of a model in one compiled program."""
   init = jax.jit(functools.partial(model.init, train=False))
   return init(jax.random.key(0), inputs)["params"]
 
@@ -101,20 +110,21 @@ def draw_params(model: Model, inputs: jax.Array) -> Any:
 def compile_on_shapes(
   step: Any, layout: Layout, create: Call, batch: int, length: int
 ) -> Any:
-  """Compiles a train step; nothing is allocated.
+  """Compiles a train step without allocating arrays.
 
   Args:
-    step, layout, create: train step, its layout, and a function that returns
-      its initial state; see `make_step`.
-    batch: rows of a batch.
-    length: tokens of a row.
+    step, layout, create: results of `make_step`.
+    batch: number of rows of a batch.
+    length: number of tokens per row.
   """
+  # Shapes of the state and of a batch.
   initial = jax.eval_shape(create)
   rows = {
     "inputs": jax.ShapeDtypeStruct((batch, length), np.int32),
     "targets": jax.ShapeDtypeStruct((batch,), np.int32),
     "weights": jax.ShapeDtypeStruct((batch,), np.float32),
   }
+  # Compile the step for these shapes, placed on the devices of the layout.
   run, _ = compilers.compile_jit(step, layout, state=initial, donate=True)
   placed = placed_shapes(rows, layout.batch_sharding(rows))
   return run.lower(initial, placed).compile()
@@ -123,13 +133,13 @@ def compile_on_shapes(
 def planned_bytes(
   model: Model, batch: int, length: int, accumulate: int = 1
 ) -> int:
-  """Returns the bytes that a train step takes besides its state, as planned."""
+  """Returns the bytes that the compiler plans for a step besides its state."""
   program = compile_on_shapes(*make_step(model, accumulate), batch, length)
   return program.memory_analysis().temp_size_in_bytes
 
 
 class Program(NamedTuple):
-  """A call of a compiled program, and the bytes that the program takes."""
+  """Call of a compiled program, and the scratch memory of the program."""
 
   call: Call
   planned_bytes: int
@@ -141,17 +151,18 @@ Programs = dict[str, Program]
 def compile_passes(model: Model, inputs: jax.Array, *, train: bool) -> Programs:
   """Compiles a forward pass, and a plain train step without the trainer.
 
-  The step is forward, backward and Adam, from parameters alone: orthogonal
-  matrices are made where the model uses them.
+  The step is forward, backward and Adam. Both programs take only parameters, so
+  that they also compute the orthogonal matrices.
 
   Args:
-    model: any classifier.
-    inputs: batch of inputs, all of class 0.
-    train: True draws dropout in the train step.
+    model: classifier.
+    inputs: batch of inputs. All labels are class 0.
+    train: True to use dropout in the train step.
 
   Returns:
     The programs "forward" and "step".
   """
+  # Draw the parameters, and define both functions.
   params = draw_params(model, model.example())
   labels = jnp.zeros(len(inputs), jnp.int32)
   tx = optax.adam(LEARNING_RATE)
@@ -169,7 +180,7 @@ def compile_passes(model: Model, inputs: jax.Array, *, train: bool) -> Programs:
     updates, moments = tx.update(jax.grad(loss)(params, key), moments)
     return optax.apply_updates(params, updates), moments
 
-  # Compile both, and keep calls that wait for the results.
+  # Compile both functions; the calls wait for their results.
   programs = {}
   for function, args in (
     (forward, (params,)),

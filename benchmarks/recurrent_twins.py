@@ -1,8 +1,9 @@
-"""The recurrent mixers in PyTorch, with our weights: parts of `twins`.
+"""Recurrent mixers in PyTorch with our weights, which `twins` uses.
 
-Time-invariant recurrences are convolutions by FFT, and those whose factors
-depend on tokens a loop over tokens, as in the reference code of Mamba's
-authors. There is no code for padding: every token counts.
+Time-invariant recurrences are computed as convolutions by FFT. Recurrences
+whose factors depend on tokens are computed by a loop over tokens, as in the
+reference implementation of Mamba. The code does not support padding: all
+positions are tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ def _complex(real: Tensor, imag: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
-  """Returns sum_l k_l x_(t-l) of x [b, n, ...] and a kernel [n, ...]."""
+  """Returns the causal convolution y_t = sum_l k_l x_(t-l).
+
+  Args:
+    x: inputs [b, n, ...].
+    kernel: kernel [n, ...].
+  """
+  # Pad both to 2 n, so that the circular convolution does not wrap around.
   n = x.shape[1]
   if x.is_complex() or kernel.is_complex():
     spectrum = torch.fft.fft(x, 2 * n, 1) * torch.fft.fft(kernel, 2 * n, 0)
@@ -34,7 +41,7 @@ def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _both_ways(x: Tensor, kernel: Tensor) -> Tensor:
-  """Returns the states in both directions side by side."""
+  """Returns the forward and the backward states, concatenated."""
   back = _convolve(x.flip(1), kernel).flip(1)
   return torch.cat([_convolve(x, kernel), back], -1)
 
@@ -46,26 +53,31 @@ def _powers(log: Tensor, n: int) -> Tensor:
 
 
 def _gated(w: Weights, y: Tensor, form: str, approximate: str) -> Tensor:
+  """Applies GELU and a gate: a GLU ("full") or half a GLU ("half1")."""
   g = F.gelu(y, approximate=approximate)
   gate = torch.sigmoid(w["gate.gate"](g))
   return (w["gate.value"](g) if form == "full" else g) * gate
 
 
 def lru(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """The LRU in both directions, with a GLU."""
+  """Computes the LRU in both directions, with a GLU."""
+  # log lambda = -exp(nu) + i exp(theta), and the normalised B.
   log = _complex(-w["nu_log"].exp(), w["theta_log"].exp())
   b = _complex(w["B_re"], w["B_im"]) * w["gamma_log"].exp()[:, None]
   drive = x.to(b.dtype) @ b.T
+  # States [b, n, 2 N], and outputs Re(C h) + D x.
   h = _both_ways(drive, _powers(log, x.shape[1]))
   y = (h @ _complex(w["C_re"], w["C_im"]).T).real + w["D"] * x
   return _gated(w, y, "full", "tanh")
 
 
 def s5(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """S5 in both directions, by zero-order hold, with half a GLU."""
+  """Computes S5 in both directions, with zero-order hold and half a GLU."""
+  # Zero-order hold: B (exp(lambda step) - 1) / lambda.
   eigenvalue = _complex(w["Lambda_re"], w["Lambda_im"])
   log = w["log_step"][:, 0].exp() * eigenvalue
   b = torch.view_as_complex(w["B"]) * ((log.exp() - 1) / eigenvalue)[:, None]
+  # States [b, n, 2 N], and outputs 2 Re(C h) + D x.
   h = _both_ways(x.to(b.dtype) @ b.T, _powers(log, x.shape[1]))
   c = torch.cat([torch.view_as_complex(w[name]) for name in ("C1", "C2")], 1)
   y = 2 * (h @ c.T).real + w["D"] * x
@@ -77,6 +89,7 @@ def _s4d_kernels(w: Weights, n: int) -> tuple[Tensor, Tensor]:
 
   The backward kernel begins with the next token.
   """
+  # Zero-order hold, with a gain of B (exp(lambda step) - 1) / lambda.
   eigenvalue = _complex(-w["log_A_real"].exp(), w["A_imag"])
   log = eigenvalue * w["log_dt"].exp()[:, None]
   gain = torch.view_as_complex(w["B"]) * (log.exp() - 1) / eigenvalue
@@ -89,19 +102,22 @@ def _s4d_kernels(w: Weights, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _s4d_response(w: Weights, x: Tensor) -> Tensor:
+  """Returns the outputs of S4D-LegS in both directions, [b, n, d]."""
   forward, back = _s4d_kernels(w, x.shape[1])
   y = _convolve(x, forward)
+  # Shift the backward outputs by one token.
   later = _convolve(x.flip(1), back).flip(1)
   return y + F.pad(later[:, 1:], (0, 0, 0, 1)) + w["D"] * x
 
 
 def s4d(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """S4D-LegS in both directions, as its authors' minimal code, with a GLU."""
+  """Computes bidirectional S4D-LegS, as its minimal code, with a GLU."""
   return _gated(w, _s4d_response(w, x), "full", "none")
 
 
 def certified_s4d(w: Weights, x: Tensor, options: Mapping[str, Any]) -> Tensor:
-  """S4D-LegS divided by its gain, before a rotation."""
+  """Computes S4D-LegS, divided by its gain and followed by a rotation."""
+  # Place both kernels on a ring of 2 n; the gain is max |FFT|, at least 1.
   n = options["max_len"]
   forward, back = _s4d_kernels(w, n)
   ring = torch.cat([forward, torch.zeros_like(forward)])
@@ -112,17 +128,20 @@ def certified_s4d(w: Weights, x: Tensor, options: Mapping[str, Any]) -> Tensor:
 
 
 def allpass(w: Weights, x: Tensor, options: Mapping[str, Any]) -> Tensor:
-  """A cascade of all-pass sections in both directions, between rotations."""
+  """Computes all-pass sections in both directions, between two rotations."""
+  # Rotate, and pair the channels to complex numbers [b, n, d / 2].
   n = x.shape[1]
   before, after = w["mixing"]
   y = _complex(*before(x).chunk(2, -1))
   logs = _complex(-options["slowest"] - w["decay"].exp(), w["angle"])
   for log, m in zip(logs, options["dilations"], strict=True):
-    # -conj(lambda), then (1 - |lambda|^2) lambda^k at lags 1, 2, ... times m.
+    # Kernel of a section: -conj(lambda) at lag 0, and
+    # (1 - |lambda|^2) lambda^k at lag (k + 1) m.
     powers = _powers(log, max(-(-n // m) - 1, 0))
     lags = (1 - (2 * log.real).exp()) * powers
     kernel = torch.zeros(n, len(log), dtype=log.dtype)
     kernel[::m] = torch.cat([-log.conj().exp()[None], lags])
+    # Half of the channels run forwards, and the other half backwards.
     (early, late), kernels = y.chunk(2, -1), kernel.chunk(2, -1)
     late = _convolve(late.flip(1), kernels[1]).flip(1)
     y = torch.cat([_convolve(early, kernels[0]), late], -1)
@@ -130,7 +149,17 @@ def allpass(w: Weights, x: Tensor, options: Mapping[str, Any]) -> Tensor:
 
 
 def mega(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """Mega in both directions, softmax and simple biases; returns the change."""
+  """Computes Mega in both directions with softmax and simple biases.
+
+  Args:
+    w: weights.
+    x: inputs [b, n, d].
+    residual: inputs of the residual connection [b, n, d].
+
+  Returns:
+    The change that the layer adds to `residual`, [b, n, d].
+  """
+  # Damped moving average, as convolutions in both directions.
   n, d = x.shape[1:]
   p = torch.sigmoid(w["delta"])
   log = torch.log1p(-p * torch.sigmoid(w["alpha"]))
@@ -139,42 +168,50 @@ def mega(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   y = _convolve(x, kernel[:, :d])
   y = y + _convolve(x.flip(1), kernel[:, d:]).flip(1)
   averaged = F.silu(y + w["omega"] * x)
+  # Values, and the parts of the joint projection.
   values = F.silu(w["v_proj"](x))
   z, v = w["gamma"].shape[1], values.shape[-1]
   update, shared, reset, candidate = w["mx_proj"](averaged).split(
     (d, z, v, d), -1
   )
+  # Queries and keys share a projection; biases depend on the distance.
   shared = F.silu(shared)
   q, k = (shared * w["gamma"][i] + w["beta"][i] for i in range(2))
   places = torch.arange(n)
   middle = len(w["distance"]) // 2
   bias = w["distance"][places[None] - places[:, None] + middle]
   weights = (q @ k.mT / math.sqrt(z) + bias).softmax(-1)
+  # Reset gate, and update gate.
   h = w["h_proj"](F.silu(reset) * (weights @ values))
   return torch.sigmoid(update) * (F.silu(candidate + h) - residual)
 
 
 def _short_convolution(w: Weights, u: Tensor) -> Tensor:
+  """Applies a causal depthwise convolution to u [b, n, d]."""
   kernel = w["conv"].T[:, None]  # [d, 1, width].
   padded = F.pad(u.mT, (kernel.shape[-1] - 1, 0))
   return F.conv1d(padded, kernel, w["conv_bias"], groups=len(kernel)).mT
 
 
 def rglru(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """Griffin's recurrent block, token after token."""
+  """Computes Griffin's recurrent block, token by token."""
+  # Branches of the gate and of the recurrence.
   gate = F.gelu(w["gate"](x), approximate="tanh")
   u = _short_convolution(w, w["input"](x))
 
+  # Block-diagonal gates, [b, n, d].
   def by_heads(name: str) -> Tensor:
     h, e, _ = w[name].shape
     y = torch.einsum("bnhe,hef->bnhf", u.unflatten(-1, (h, e)), w[name])
     return torch.sigmoid(y + w[f"{name}_bias"]).flatten(-2)
 
   remain, enter = by_heads("remain"), by_heads("enter")
+  # log a_t = -8 r_t softplus(Lambda), and inputs scaled by sqrt(1 - a_t^2).
   log_a = -8 * remain * F.softplus(w["Lambda"])
   root = (-torch.expm1(2 * log_a)).sqrt()
   root = torch.cat([torch.ones_like(root[:, :1]), root[:, 1:]], 1)
   factor, drive = log_a.exp(), root * enter * u
+  # h_t = a_t h_(t-1) + drive_t.
   h, states = torch.zeros_like(u[:, 0]), []
   for t in range(u.shape[1]):
     h = factor[:, t] * h + drive[:, t]
@@ -183,14 +220,17 @@ def rglru(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
 
 
 def mamba(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """Mamba, by the loop of its authors' reference."""
+  """Computes Mamba by the loop of its reference implementation."""
+  # Branches of the recurrence and of the gate, and a short convolution.
   u, z = w["input"](x).chunk(2, -1)
   u = F.silu(_short_convolution(w, u))
+  # Step sizes [b, n, d], and the matrices B and C [b, n, N] of each token.
   size = w["A_log"].shape[1]
   gates = w["gates"](u)
   rank = gates.shape[-1] - 2 * size
   step, b, c = gates.split((rank, size, size), -1)
   step = F.softplus(step @ w["step"] + w["step_bias"])
+  # h_t = exp(step_t A) h_(t-1) + step_t B_t u_t, and y_t = C_t h_t.
   a = -w["A_log"].exp()
   h, outputs = torch.zeros(*u[:, 0].shape, size), []
   for t in range(u.shape[1]):
@@ -211,12 +251,12 @@ CONTRACTIONS = {f.__name__: f for f in (allpass, certified_s4d)}
 
 
 class Mixer(nn.Module):
-  """A recurrent mixer with our weights.
+  """Recurrent mixer with our weights.
 
   Args:
-    name: in `MIXERS`.
-    arrays: parameters of our mixer, as tensors; those of a layer are a mapping
-      with `kernel`, and `bias` or none.
+    name: name of the mixer in `MIXERS`.
+    arrays: parameters of our mixer, as tensors. A linear layer is a mapping
+      with a `kernel`, and possibly a `bias`.
   """
 
   def __init__(self, name: str, arrays: Mapping[str, Any]) -> None:
@@ -226,6 +266,7 @@ class Mixer(nn.Module):
     self._add(arrays, "")
 
   def _add(self, arrays: Mapping[str, Any], prefix: str) -> None:
+    """Adds arrays as parameters, and layers under their path."""
     for name, value in arrays.items():
       if not isinstance(value, Mapping):
         self.learned[name] = nn.Parameter(value)
@@ -235,7 +276,8 @@ class Mixer(nn.Module):
         self._add(value, f"{prefix}{name}.")
 
   def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-    """Maps x [b, n, d]; `residual` is x before the norm."""
+    """Maps x [b, n, d] -> [b, n, d]; `residual` is x before the norm."""
+    # PyTorch allows no dots in the names of modules.
     layers = {k.replace("-", "."): v for k, v in self.layers.items()}
     return self.mix({**self.learned, **layers}, x, residual)
 
@@ -251,13 +293,13 @@ def _linear(weights: Mapping[str, Tensor]) -> nn.Linear:
 
 
 class RecurrentLayer(nn.Module):
-  """A layer around a recurrent mixer: one branch, Mega's, or Pre-LN.
+  """Layer around a recurrent mixer: one branch, Mega's layer, or Pre-LN.
 
   Args:
     name: name of the mixer.
     weights: weights of our layer, as tensors.
-    norms: its norms, one or two.
-    mlp: first and second layer of the feed-forward, or ().
+    norms: norms of the layer, one or two.
+    mlp: first and second linear layer of the feed-forward; () for none.
   """
 
   def __init__(
@@ -270,14 +312,14 @@ class RecurrentLayer(nn.Module):
     super().__init__()
     self.mixer = Mixer(name, weights["mixer"])
     self.norms, self.mlp = nn.ModuleList(norms), nn.ModuleList(mlp)
-    # Mega has its norms after the sums, and SiLU.
+    # Mega normalises after the residual sums, and uses SiLU.
     self.norm_first = name != "mega"
     self.activation = F.gelu if self.norm_first else F.silu
 
   def forward(
     self, x: Tensor, mask: Tensor, first: Tensor | None
   ) -> tuple[Tensor, Tensor]:
-    """Maps x [b, n, d]; the other arguments are those of `twins.Layer`."""
+    """Maps x [b, n, d]; see `twins.Layer` for the other arguments."""
     x = self._add(0, x, lambda y: self.mixer(y, x))
     if self.mlp:
       up, down = self.mlp
@@ -287,5 +329,6 @@ class RecurrentLayer(nn.Module):
   def _add(
     self, index: int, x: Tensor, branch: Callable[[Tensor], Tensor]
   ) -> Tensor:
+    """Adds a branch to x, with the norm before or after the sum."""
     norm = self.norms[index]
     return x + branch(norm(x)) if self.norm_first else norm(x + branch(x))

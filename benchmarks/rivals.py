@@ -1,11 +1,12 @@
-"""PyTorch models that ours are timed against, written from the papers.
+"""PyTorch models that our models are compared with, written from the papers.
 
-`TransJect` is what a user writes: a module for every part, and the default of
-`torch.nn.utils.parametrizations.orthogonal` for every matrix. `FastTransJect`
-has all of our algebra: Cayley maps, U diag(Sigma) V folded, experts side by
-side. `Transformer` is `torch.nn.TransformerEncoder`, whose attention is
-`scaled_dot_product_attention`. All map ids [b, n] to logits [b, 2] and an
-auxiliary loss. The encoders of other mixers are in `benchmarks.twins`.
+`TransJect` is written as a user would write it: a module for every part, and
+the default of `torch.nn.utils.parametrizations.orthogonal` for every matrix.
+`FastTransJect` has our algebraic optimisations: Cayley maps, the folded matrix
+U diag(Sigma) V, and all experts in one product. `Transformer` is
+`torch.nn.TransformerEncoder`, whose attention is
+`scaled_dot_product_attention`. Every model maps ids [b, n] to logits [b, 2] and
+an auxiliary loss. The encoders of other mixers are in `benchmarks.twins`.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def rotation(d: int) -> nn.Module:
 
 
 def draw_free_matrices(model: nn.Module) -> None:
-  """Draws the free matrices of `rotation` as ours are initialised.
+  """Draws the free matrices of `rotation` from our initial distribution.
 
-  PyTorch's start at zero, where its exponential is cheapest, and grow in
-  training: the number of squarings follows the norm.
+  PyTorch initialises them to zero, where its exponential is cheapest. They grow
+  in training, and the number of squarings grows with their norm.
   """
   for module in model.modules():
     if parametrize.is_parametrized(module, "weight"):
@@ -48,7 +49,7 @@ def draw_free_matrices(model: nn.Module) -> None:
 
 
 class Embedding(nn.Module):
-  """Concatenates tokens and positions, [b, n] -> [b, n, d]."""
+  """Concatenated embeddings of tokens and positions, [b, n] -> [b, n, d]."""
 
   def __init__(self, length: int, d: int) -> None:
     super().__init__()
@@ -62,7 +63,7 @@ class Embedding(nn.Module):
 
 
 class Expert(nn.Module):
-  """An expert, ELU(x U diag(sigma) V)."""
+  """Expert of TransJect, ELU(x U diag(sigma) V)."""
 
   def __init__(self, d: int) -> None:
     super().__init__()
@@ -74,7 +75,7 @@ class Expert(nn.Module):
 
 
 class Layer(nn.Module):
-  """TransJect's layer (equations 4 to 8)."""
+  """Layer of TransJect (equations 4 to 8)."""
 
   def __init__(self, d: int, experts: int, layers: int) -> None:
     super().__init__()
@@ -88,28 +89,34 @@ class Layer(nn.Module):
   def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
     """Maps x [b, n, d] with sigma [b, 1, d] -> [b, n, d]."""
     a = self.alpha.tanh() / self.layers
-    # Weigh experts by what each would give, pooled by the maximum.
+    # Weigh the experts by a gate on their outputs, which are max-pooled.
     outputs = [expert(x, sigma) for expert in self.experts]
     pooled = torch.stack([(x + a * y).amax(1) for y in outputs], 1)
     weights = self.gate(pooled).softmax(1)
     x = x + a * sum(weights[:, e, None] * y for e, y in enumerate(outputs))
-    # Feed forward.
+    # Apply the feed-forward part.
     y = F.elu(self.first(x) + self.bias[0])
     return x + a * F.elu(self.second(y) + self.bias[1])
 
 
 def eigenvalues(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-  """Returns Sigma [b, 1, d] and the reconstruction error."""
-  # Gram matrix of each row [b, d, d]; its values in the basis [b, d].
+  """Returns Sigma [b, 1, d] and the reconstruction error.
+
+  Args:
+    x: embedded tokens [b, n, d].
+    basis: orthogonal matrix of approximate eigenvectors [d, d].
+  """
+  # Gram matrix of each row [b, d, d], and its eigenvalues in the basis [b, d].
   gram = x.mT @ x / x.shape[1]
   values = torch.diagonal(basis.T @ gram @ basis, dim1=-2, dim2=-1)
   sigma = values / values.amax(1, keepdim=True)
+  # Error: squared distance of the Gram matrix to Q diag(values) Q^T.
   rebuilt = (basis * values[:, None]) @ basis.T
   return sigma[:, None], (gram.detach() - rebuilt).square().sum((1, 2)).mean()
 
 
 class TransJect(nn.Module):
-  """TransJect as a user writes it; Random-TransJect if learned."""
+  """TransJect as a user writes it. `learned` selects Random-TransJect."""
 
   def __init__(
     self, length: int, d: int, experts: int, layers: int, learned: bool
@@ -126,7 +133,7 @@ class TransJect(nn.Module):
     x = self.embedding(ids)
     error = torch.zeros(())
     if self.sigma is None:
-      # Sigma of the tokens, which all layers share.
+      # Compute Sigma from the tokens; all layers share it.
       sigma, error = eigenvalues(x, self.basis.weight)
     else:
       sigma = (self.sigma / self.sigma.abs().max())[None, None]
@@ -136,10 +143,13 @@ class TransJect(nn.Module):
 
 
 def cayley(a: Tensor) -> Tensor:
-  """Returns the rotations 2 (I - S)^-1 - I of free matrices [k, d, d].
+  """Returns the rotations 2 (I - S)^-1 - I, with S = (A - A^T) / 2.
 
-  Inverts one matrix at a time, because PyTorch's batched inverse fails on CPUs
-  at d = 512.
+  The matrices are inverted one by one, because PyTorch's batched inverse fails
+  on CPUs at d = 512.
+
+  Args:
+    a: free matrices A, [k, d, d].
   """
   eye = torch.eye(a.shape[-1])
   inverses = [torch.linalg.inv(eye - (free - free.T) / 2) for free in a]
@@ -147,7 +157,7 @@ def cayley(a: Tensor) -> Tensor:
 
 
 class FastTransJect(nn.Module):
-  """TransJect with our algebra, for the same logits."""
+  """TransJect with our algebraic optimisations, which keep the logits."""
 
   def __init__(
     self, length: int, d: int, experts: int, layers: int, learned: bool
@@ -155,8 +165,8 @@ class FastTransJect(nn.Module):
     super().__init__()
     self.experts, self.layers = experts, layers
     self.embedding = Embedding(length, d)
-    # Matrices of a layer: U of all experts, V of all experts, and two of the
-    # feed-forward. The last one of all is the basis of the eigenvalues.
+    # Matrices of each layer: U of all experts, V of all experts, and two of the
+    # feed-forward part. The last matrix is the basis of the eigenvalues.
     count = layers * (2 * experts + 2) + 1
     self.skew = nn.Parameter(torch.randn(count, d, d) / d**0.5)
     self.alpha = nn.Parameter(torch.full((layers,), 0.5))
@@ -167,7 +177,7 @@ class FastTransJect(nn.Module):
     self.kept: Tensor | None = None
 
   def rotations(self) -> Tensor:
-    """Returns all matrices, or those that are kept for inference."""
+    """Computes all orthogonal matrices, or returns the precomputed ones."""
     return cayley(self.skew) if self.kept is None else self.kept
 
   def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,8 +186,9 @@ class FastTransJect(nn.Module):
     b, n, d = x.shape
     q = self.rotations()
     error = torch.zeros(())
-    # Eigenvalues are mean squares of the columns of x Q; the error is a
-    # difference of squared norms.
+    # Eigenvalues are the mean squares of the columns of x Q. The error is the
+    # squared norm of the Gram matrix minus the squared norm of its diagonal in
+    # the basis Q.
     if self.sigma is None:
       fixed = x.detach()
       values = (x @ q[-1]).square().mean(1)
@@ -193,22 +204,22 @@ class FastTransJect(nn.Module):
       # Matrices of the layer: u and v [e, d, d], w [2, d, d].
       u, v, w = stacks[layer].split((e, e, 2))
       a = self.alpha[layer].tanh() / self.layers
-      # Experts, side by side; with many tokens, fold the matrices first.
+      # Apply all experts at once. With many tokens, fold U diag(Sigma) V first.
       if n > d:
         folded = (u[None] * sigma[:, None, None]) @ v  # [b or 1, e, d, d]
         sides = folded.permute(0, 2, 1, 3).reshape(-1, d, e * d)
-        # A learned Sigma is the same for all rows: make one large product.
+        # A learned Sigma is equal for all rows: one large product suffices.
         y = x @ sides if len(sides) > 1 else x @ sides[0]
         f = F.elu(y).reshape(b, n, e, d)
       else:
         y = torch.einsum("bni,eij->benj", x, u) * sigma[:, None, None]
         f = F.elu(y @ v).transpose(1, 2)
-      # Weigh experts by what each would give, pooled by the maximum.
+      # Weigh the experts by a gate on their outputs, which are max-pooled.
       # Shapes: f [b, n, e, d], pooled [b, e, d], weights [b, e].
       pooled = (x[:, :, None] + a * f).amax(1)
       weights = (pooled @ self.gate[layer]).softmax(1)
       x = x + a * (weights[:, None, None] @ f)[:, :, 0]
-      # Feed forward.
+      # Apply the feed-forward part.
       y = F.elu(x @ w[0] + self.bias[layer, 0])
       x = x + a * F.elu(y @ w[1] + self.bias[layer, 1])
     return self.head(x.mean(1)), error
@@ -217,8 +228,8 @@ class FastTransJect(nn.Module):
 class Transformer(nn.Module):
   """`torch.nn.TransformerEncoder` with pre-normalisation (norm_first=True).
 
-  Turns off PyTorch's fast path: it is slower on CPUs, and does not use
-  `scaled_dot_product_attention`.
+  The constructor turns off PyTorch's fast path, which is slower on CPUs and
+  does not use `scaled_dot_product_attention`.
   """
 
   def __init__(
@@ -237,18 +248,24 @@ class Transformer(nn.Module):
     self.head = nn.Linear(d, CLASSES)
 
   def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns logits, and zero."""
+    """Returns logits, and zero for the auxiliary loss."""
     x = self.encoder(self.embedding(ids))
     return self.head(x.mean(1)), torch.zeros(())
 
 
 def make(name: str, length: int, *, training: bool) -> dict[str, nn.Module]:
-  """Returns the rivals of a TransJect, by their title in the tables."""
+  """Builds the PyTorch models for one of our models, by title in the tables.
+
+  Args:
+    name: name of our model.
+    length: number of tokens.
+    training: True to add a model with PyTorch's initial matrices.
+  """
   torch.manual_seed(0)
   is_learned = name == "random_transject"
   sizes = (length, ours.D, ours.EXPERTS, ours.LAYERS, is_learned)
   models = {"user": TransJect(*sizes), "our algebra": FastTransJect(*sizes)}
-  # The model "first steps" keeps PyTorch's zeros.
+  # The model "first steps" keeps PyTorch's zero initialisation.
   if training:
     models["first steps"] = TransJect(*sizes)
   draw_free_matrices(models["user"])
@@ -262,7 +279,7 @@ def draw_inputs(batch: int, length: int) -> Tensor:
 
 
 def wait() -> None:
-  """Waits for the programs of PyTorch's default device."""
+  """Waits until PyTorch's default device has finished its work."""
   if torch.get_default_device().type == "cuda":
     torch.cuda.synchronize()
 
@@ -285,14 +302,15 @@ def train(model: nn.Module, batch: int, length: int) -> Call:
 
 
 def infer(model: nn.Module, batch: int, length: int) -> Call:
-  """Returns a call of the forward pass, with orthogonal matrices computed once.
+  """Returns a call of the forward pass with precomputed orthogonal matrices.
 
-  The model cannot be trained afterwards: its parametrisations are removed.
+  The model cannot be trained afterwards, because this function removes its
+  parametrisations.
   """
   torch.set_num_threads(threads())
   inputs = draw_inputs(batch, length)
   model.eval()
-  # Compute every orthogonal matrix once, and keep it.
+  # Compute every orthogonal matrix once, and store it.
   with torch.no_grad():
     for module in model.modules():
       if parametrize.is_parametrized(module, "weight"):

@@ -1,13 +1,13 @@
-r"""Forms of `linear_scan` beside JAX's own scans.
+r"""Speed of the forms of `linear_scan`, and of JAX's scans.
 
 python -m benchmarks.scan --out scan.json
 
-Seconds of a forward pass and of a gradient by length, 16,384 tokens in all, for
-64 complex states with the same factors in every step, and for 64 real ones with
-factors of their own in each: medians of interleaved rounds, and the seconds of
-compilation of the gradient. "JAX tree" is `jax.lax.associative_scan` on complex
-or real arrays, and "JAX loop" a plain `jax.lax.scan`, both differentiated by
-JAX.
+The table has the times of a forward pass and of a gradient by length, for
+16,384 tokens in total, as medians of interleaved rounds. It also has the time
+to compile the gradient. The first rows have 64 complex states with the same
+factors in every step. The other rows have 64 real states with different factors
+in each step. "JAX tree" is `jax.lax.associative_scan`, and "JAX loop" is
+`jax.lax.scan`; JAX differentiates both.
 """
 
 from __future__ import annotations
@@ -54,18 +54,31 @@ def loop(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def forms(*, varies: bool) -> dict[str, Scan]:
-  """Returns our forms and JAX's scans, by title."""
+  """Returns our forms and JAX's scans, by title.
+
+  Args:
+    varies: True if every step has different factors, which excludes "fft".
+  """
 
   def ours(a: jax.Array, b: jax.Array, form: str) -> jax.Array:
     return linear_scan(a, b, form=form)[0]
 
+  # "fft" needs factors that all steps share.
   names = [form for form in (*FORMS, "auto") if not (varies and form == "fft")]
   scans = {name: functools.partial(ours, form=name) for name in names}
   return {**scans, "JAX tree": tree, "JAX loop": loop}
 
 
 def measure(n: int, rounds: int, *, varies: bool) -> Rows:
-  """Yields a row for each form at one length."""
+  """Yields a row for each form at one length.
+
+  Args:
+    n: number of steps.
+    rounds: number of timed rounds.
+    varies: True for real factors that differ in each step, False for complex
+      factors that all steps share.
+  """
+  # Draw factors a and inputs b [batch, n, states].
   shape = (max(1, TOKENS // n), n, STATES)
   keys = jax.random.split(jax.random.key(0), 4)
   b = jax.random.normal(keys[0], shape)
@@ -73,6 +86,7 @@ def measure(n: int, rounds: int, *, varies: bool) -> Rows:
   if not varies:
     a = a * jnp.exp(1j * jax.random.normal(keys[2], shape[2:]))
     b = b + 1j * jax.random.normal(keys[3], shape)
+  # Compile the forward pass and the gradient of each form.
   forward, gradient, compiled = {}, {}, {}
   for title, scan in forms(varies=varies).items():
 
@@ -83,6 +97,7 @@ def measure(n: int, rounds: int, *, varies: bool) -> Rows:
     program = jax.jit(jax.grad(loss, (0, 1))).lower(a, b)
     run, compiled[title] = timed(program.compile)
     gradient[title] = ready(run, a, b)
+  # Time the forms in turns.
   times = interleaved(forward, rounds), interleaved(gradient, rounds)
   for title in forward:
     row: Row = {"n": n, "factors": "each step's" if varies else "one"}
@@ -104,11 +119,11 @@ def rows(rounds: int, lengths: tuple[int, ...] = LENGTHS) -> Rows:
 
 @cli.command(
   cli.argument("--lengths", default=",".join(map(str, LENGTHS)), help="a,b"),
-  cli.argument("--rounds", default=7, help="timed rounds"),
+  cli.argument("--rounds", default=7, help="number of timed rounds"),
   OUT,
 )
 def main(lengths: str, rounds: int, out: str) -> None:
-  """Prints the rows, and writes them as JSON if asked."""
+  """Prints the rows, and writes them as JSON if --out is set."""
   chosen = tuple(cli.numbers("lengths", lengths))
   report([("linear scans", rows(rounds, chosen))], out)
 

@@ -1,17 +1,18 @@
-r"""Speed of TransJect in training and inference, beside PyTorch.
+r"""Speed of TransJect in training and inference, compared with PyTorch.
 
-Times train steps (forward, backward, Adam) and inference of TransJect and
-Random-TransJect at L = 2, E = 4, d = 512 in float32. Inference reuses
-orthogonal matrices that were computed before. Two PyTorch models are timed in
-the same rounds (`benchmarks.rivals`): "user" is what a user writes, and "our
-algebra" has all of our algebraic optimisations. PyTorch initialises the free
-matrices to zero, where its maps are cheapest: "first steps" is the time of the
-user's train step with zeros, and "user" the time with matrices as large as
-ours.
+The tables have the times of train steps (forward, backward, Adam) and of
+inference, for TransJect and Random-TransJect at L = 2, E = 4, d = 512 in
+float32. Inference reuses precomputed orthogonal matrices. Two PyTorch models
+are timed in the same rounds (`benchmarks.rivals`). "user" is written as a user
+would write it, and "our algebra" has all of our algebraic optimisations.
+PyTorch initialises the free matrices to zero, where its maps are cheapest.
+"first steps" is the time of the user's train step with these zeros, and "user"
+is the time with matrices drawn from our initial distribution.
 
-`of the rate` is the share of the machine's rate of matrix products that we
-reach: FLOPs of the paper's formulas, (4 E + 4) d^2 for each token and layer and
-three times that in training, over our time, over the rate of a large product.
+`of the rate` is our rate as a share of the machine's rate of matrix products.
+Our rate is the number of FLOPs by the paper's formulas over our time. The
+formulas count (4 E + 4) d^2 for each token and layer in inference, and three
+times as many in training. The machine's rate is measured on a large product.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from benchmarks.timing import Calls, interleaved, median, product, ratio
 
 LENGTHS = (512, 1_024, 2_048, 4_096)
 MODELS = ("transject", "random_transject")
-# Tokens of a batch at every length; a step takes 1 to 2 s.
+# Number of tokens of a batch at every length. A step takes 1 to 2 s.
 TOKENS = 4_096
 
 
 def flops(tokens: int, *, training: bool) -> float:
-  """Returns the FLOPs of the model as the paper writes it."""
-  # 2 E + 2 matrices: d^2 multiplications and d^2 additions each.
+  """Returns the FLOPs of the model by the paper's formulas."""
+  # 2 E + 2 matrices, each with d^2 multiplications and d^2 additions.
   products = 4 * ours.EXPERTS + 4
   forward = tokens * ours.LAYERS * products * ours.D**2
   return forward * (3.0 if training else 1.0)
 
 
 def rival_calls(name: str, batch: int, length: int, *, training: bool) -> Calls:
-  """Returns calls of PyTorch's models, by their title in the table."""
+  """Returns the calls of PyTorch's models, by title in the table."""
   from benchmarks import rivals  # PyTorch is an extra.
 
   make = rivals.train if training else rivals.infer
@@ -48,15 +49,15 @@ def rival_calls(name: str, batch: int, length: int, *, training: bool) -> Calls:
 
 
 def row(name: str, length: int, rounds: int, *, training: bool) -> Row:
-  """Times a model of ours beside the rivals, at one length."""
-  # Every length has the same number of tokens in a step.
+  """Times one of our models and PyTorch's models, at one length."""
+  # Steps have the same number of tokens at every length.
   batch = max(1, TOKENS // length)
   call, product_flops = product()
   make = ours.train if training else ours.infer
   calls = {"ours": make(ours.build(name, length), batch, length)}
   rivals = rival_calls(name, batch, length, training=training)
   seconds = interleaved(calls | rivals | {"product": call}, rounds)
-  # Relate the time to the rate of a product in the same rounds.
+  # Compare with the rate of a product in the same rounds.
   rate = product_flops / median(seconds, "product")
   model_flops = flops(batch * length, training=training)
   return {

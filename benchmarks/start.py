@@ -1,10 +1,10 @@
-"""Time until the first step, and what of a step is not its model.
+"""Time until the first step, and overhead of a step besides its model.
 
-The first table has the time of each import, in a process of its own. The second
-has the time from the start of a process to the first step of a small run, with
-and without cached data and compiled programs. The third has the time of a step
-beside that of its model alone: the rest is the wait for the loader, the
-optimiser and the calls of the compiled step.
+The first table has the time of each import, measured in a separate process. The
+second table has the time from the start of a process to the first step of a
+small run, with and without cached data and compiled programs. The third table
+compares the time of a step with the time of its model. The difference is the
+wait for the loader, the optimiser and the calls of the compiled step.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from jaxformers.training.run import open_run
 from jaxformers.training.steps import train_step
 from jaxformers.training.trainer import Trainer
 
+# Code of each row of the first table.
 IMPORTS = {
   "Python": "",
   "jax": "import jax",
@@ -48,16 +49,16 @@ IMPORTS = {
 }
 CONFIG = "configs/lra/listops.py:size=tiny"
 TASK = {"num_train": 2_000, "num_validation": 200, "num_test": 200}
-FIRST = "First step done"
+FIRST = "First step done"  # Beginning of the line that a run logs.
 STEPPED = ("transject", "linear_transformer", "local")
-BURST = 5  # Steps that are timed together.
+BURST = 5  # Number of steps that are timed together.
 
 
 def imports(rounds: int) -> Rows:
-  """Times processes that import a module and end."""
+  """Yields the times of processes that import a module and end."""
   calls = {k: functools.partial(in_a_process, v) for k, v in IMPORTS.items()}
   times = interleaved(calls, rounds)
-  # Every process also takes the time in which Python starts and ends.
+  # Subtract the time in which Python starts and ends.
   bare = median(times, "Python")
   for name in IMPORTS:
     seconds = median(times, name)
@@ -65,10 +66,10 @@ def imports(rounds: int) -> Rows:
 
 
 def until_first_step(folder: Path) -> float:
-  """Returns seconds from the start of a process to its first step.
+  """Returns the seconds from the start of a process to its first step.
 
   Args:
-    folder: folder of its data and compiled programs.
+    folder: folder of the data and of the compiled programs.
   """
   command = [sys.executable, "-m", "jaxformers.main", f"--config={CONFIG}"]
   command += [f"--config.task.{key}={value}" for key, value in TASK.items()]
@@ -89,9 +90,9 @@ def until_first_step(folder: Path) -> float:
 
 
 def first_steps(rounds: int) -> Rows:
-  """Times the first step, without and with cached data and programs."""
+  """Yields the time of the first step, without and with caches."""
   with tempfile.TemporaryDirectory() as folder:
-    # The first process fills the caches that the others read.
+    # The first process fills the caches that the other processes read.
     cold = until_first_step(Path(folder))
     warm = [until_first_step(Path(folder)) for _ in range(rounds)]
   yield {"first step of": CONFIG, "cache": "none, data made too", "s": cold}
@@ -101,6 +102,7 @@ def first_steps(rounds: int) -> Rows:
 
 def without_optimizer(trainer: Trainer) -> Call:
   """Returns a call of the model's part of a step: loss and gradients."""
+  # Build the train step with an optimiser that does nothing.
   tx = optax.identity()
   step = functools.partial(
     train_step, model=trainer.model, tx=tx, seed=0, accumulate=trainer.parts
@@ -108,6 +110,7 @@ def without_optimizer(trainer: Trainer) -> Call:
   current = dataclasses.replace(trainer.run, tx=tx).initial_state()
   layout = trainer.layout
   run, _ = compilers.compile_jit(step, layout, state=current, donate=True)
+  # Use the same batch in every call.
   batches = trainer.batches(0)
   batch = next(batches)
   batches.close()
@@ -121,15 +124,19 @@ def without_optimizer(trainer: Trainer) -> Call:
 
 
 def measure_steps(name: str, rounds: int) -> Row:
-  """Measures what of the steps of a small run is not its model.
+  """Measures the share of a step that is not spent in the model.
 
   A step waits for its batch, computes loss and gradients, and updates the
-  parameters. Steps take turns, `BURST` at a time, with the model's part alone
-  on one batch that is at hand.
+  parameters. In every round, `BURST` complete steps take turns with `BURST`
+  calls of the model's part on a batch in memory.
+
+  Args:
+    name: name of the model.
+    rounds: number of timed rounds.
   """
   config = configs.load(f"{CONFIG},model={name}")
   config.task.update(TASK)
-  # One length of batches, so that every step has the same work.
+  # Batches of one length, so that every step has the same work.
   config.buckets = 1
   with tempfile.TemporaryDirectory() as folder:
     config.data_dir = f"{folder}/data"
@@ -143,6 +150,7 @@ def measure_steps(name: str, rounds: int) -> Row:
       run.state, sums = run.train_step(run.state, batch)
       jax.block_until_ready((run.state, sums))
 
+    # Time complete steps and the model's part in turns.
     model = without_optimizer(run)
     calls = {
       "step": functools.partial(repeat, step),
@@ -150,11 +158,12 @@ def measure_steps(name: str, rounds: int) -> Row:
     }
     seconds = interleaved(calls, rounds)
     batches.close()
-    # Read batches without training.
-    alone = run.batches(0)
-    read = interleaved({"batch": ready(next, alone)}, BURST * rounds)
-    alone.close()
-  del waited[:BURST]  # Of the warm-up, with compilation.
+    # Time the loader without training.
+    untrained = run.batches(0)
+    read = interleaved({"batch": ready(next, untrained)}, BURST * rounds)
+    untrained.close()
+  # Remove the waits of the warm-up round, which compiles.
+  del waited[:BURST]
   return {
     "model": name,
     "ms per step": 1e3 * median(seconds, "step") / BURST,
@@ -166,11 +175,11 @@ def measure_steps(name: str, rounds: int) -> Row:
 
 
 def steps(rounds: int) -> Rows:
-  """Yields the steps of models, each in a process that keeps memory."""
+  """Yields the step times of models, each in a process that keeps memory."""
   for name in STEPPED:
     text = in_a_process(
       "import json\n"
-      "from jaxformers import allocator\n"
+      "from jaxformers.foundations import allocator\n"
       "allocator.keep_freed_memory()\n"
       "from benchmarks.start import measure_steps\n"
       f"print(json.dumps(measure_steps({name!r}, {rounds})))"
@@ -185,7 +194,7 @@ def repeat(call: Call) -> None:
 
 
 def tables(rounds: int) -> dict[str, Rows]:
-  """Measures start-up and input."""
+  """Measures the tables of imports, of the first step and of later steps."""
   return {
     "import": imports(rounds),
     "first step": first_steps(min(rounds, 5)),

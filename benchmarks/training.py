@@ -2,10 +2,11 @@ r"""Training of every model for a few hundred steps, in float32 and bfloat16.
 
 python -m benchmarks.training --steps 200 --out training.json
 
-Prints the mean training loss of the first and of the last tenth of the steps on
-ListOps at size=tiny, with expressions of 51 to 249 tokens so that two cores
-suffice, and the time of a step. The classes are not equally frequent: their
-entropy is the loss of a model that ignores the tokens.
+The table has the mean training loss of the first tenth and of the last tenth of
+the steps, and the time of a step. The task is ListOps at size=tiny, with short
+expressions of 51 to 249 tokens, so that two cores suffice. The entropy of the
+classes is the loss of a model that ignores the tokens; the classes are not
+equally frequent.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
 
   Args:
     name: name of the model.
-    steps: length of the run.
-    folder: where the expressions are generated.
-    **model: options of the model.
+    steps: number of steps of the run.
+    folder: folder for the generated expressions.
+    **model: fields of `config.model`.
   """
   config = configs.load(f"configs/lra/listops.py:size=tiny,model={name}")
-  # One length of batches, so that the step is compiled once.
+  # Batches of one length, so that the step is compiled once.
   config.update(data_dir=str(folder), total_steps=steps)
   config.update(batch_size=16, buckets=1)
   config.schedule.warmup_steps = steps // 10
@@ -52,8 +53,9 @@ def make_config(name: str, steps: int, folder: Path, **model: Any) -> Any:
 
 
 def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
-  """Trains to the end of a run; returns loss and seconds of each step."""
+  """Trains to the end of a run; returns the loss and time of each step."""
   losses, seconds = [], []
+  # Time each step until its results are ready.
   for batch in run.batches(0):
     (run.state, sums), spent = timed(ready(run.train_step, run.state, batch))
     losses.append(float(sums["loss"]) / float(sums["count"]))
@@ -62,7 +64,7 @@ def train_to_end(run: Trainer) -> tuple[list[float], list[float]]:
 
 
 def average_tenths(losses: list[float]) -> tuple[float, float]:
-  """Returns the mean of the first and of the last tenth of the losses."""
+  """Returns the means of the first tenth and of the last tenth of losses."""
   tenth = max(1, len(losses) // 10)
   return statistics.mean(losses[:tenth]), statistics.mean(losses[-tenth:])
 
@@ -73,7 +75,7 @@ def train_model(name: str, dtype: str, steps: int, folder: Path) -> Row:
   with tempfile.TemporaryDirectory() as workdir:
     run = Trainer(open_run(config, Path(workdir)))
     losses, seconds = train_to_end(run)
-  # Entropy of the classes: the loss without knowledge of the tokens.
+  # Entropy of the classes, the loss of a model that ignores the tokens.
   labels = np.bincount(run.task.splits["train"].labels)
   share = labels / labels.sum()
   first, last = average_tenths(losses)
@@ -91,17 +93,17 @@ def train_model(name: str, dtype: str, steps: int, folder: Path) -> Row:
 
 @cli.command(
   cli.argument("--models", default="", help="names: a,b (default: all)"),
-  cli.argument("--steps", default=200, help="steps of training"),
+  cli.argument("--steps", default=200, help="number of training steps"),
   OUT,
 )
 def main(models: str, steps: int, out: str) -> None:
-  """Prints the table, and writes it as JSON if asked."""
+  """Prints the table, and writes it as JSON if --out is set."""
   rows = []
   with tempfile.TemporaryDirectory() as folder:
     for name in cli.names(models) or sorted(MODELS):
       for dtype in DTYPES:
         rows.append(train_model(name, dtype, steps, Path(folder)))
-        # Show progress: the table is printed at the end.
+        # Print each row as progress; the table is printed at the end.
         print(rows[-1], file=sys.stderr)
   report([("training", rows)], out)
 

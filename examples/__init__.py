@@ -1,1 +1,1 @@
-"""Notebooks, and what runs them."""
+"""Notebooks, and the script that runs them."""

@@ -1,4 +1,4 @@
-"""Models, tasks and analyses of what Transformers do to their tokens, in JAX.
+"""Transformer models, training tasks and analyses of token states, in JAX.
 
     import jaxformers as jf
 
@@ -7,21 +7,22 @@
     model.predict(["[MAX 2 [MIN 7 9 ] ]"])  # Also encode, hidden_states,
     model.invert(["[MAX 2 [MIN 7 9 ] ]"])  # certify, generate, save.
 
-train       trains a config on its task, or on texts and arrays of your own
+train       trains a config on its task, or on your own texts and arrays
 load        opens a trained model: a run, or a folder that `save` has written
-build       returns a model of a name and sizes, a Flax module
-encoder     returns its encoder, a part of a Flax module of your own
-ModelConfig all that defines a model: model.config; build(config) reads it
-RunConfig   all that defines a run; train(config) reads it
+build       builds a model, a Flax module, from a name and sizes
+encoder     builds an encoder to use inside your own Flax module
+ModelConfig all fields of a model; build(config) builds it
+RunConfig   all fields of a run; train(config) trains it
 generate    continues prompts with a language model
-linear_scan linear recurrences of real or complex numbers, in four forms
+linear_scan computes linear recurrences, real or complex, in four forms
 orthogonal  maps from free matrices to rotations
-tasks       data sets under named protocols; tasks.from_arrays
+tasks       data sets under named protocols; tasks.from_arrays for your data
 mixers      one module for every kind of attention and recurrence
 
-To add your own by name: attention, MIXERS, MODELS, Variant, BLOCKS, TASKS,
-OPTIMIZERS and SCHEDULES; config.imports names the module that registers them.
-Commands: `jaxformers` lists them. Pages: docs/ of the repository.
+To register your own components: attention, MIXERS, MODELS, Variant, BLOCKS,
+TASKS, OPTIMIZERS and SCHEDULES. Name their module in config.imports.
+The command `jaxformers` lists all commands. The folder docs/ of the repository
+has the documentation.
 """
 
 import importlib
@@ -74,6 +75,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+  # Import the module of the name at its first use.
   if name in _MODULES:
     value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
   elif name in _PUBLIC:
@@ -81,7 +83,8 @@ def __getattr__(name: str) -> Any:
     value = getattr(module, name)
   else:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  globals()[name] = value  # Read without this function from now on.
+  # Later reads find the name in the module and do not call this function.
+  globals()[name] = value
   return value
 
 

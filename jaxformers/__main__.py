@@ -1,4 +1,4 @@
-"""`python -m jaxformers`: see `commands`."""
+"""Runs a command of `jaxformers.commands`: `python -m jaxformers NAME ...`."""
 
 from jaxformers.foundations import interrupts
 

@@ -1,4 +1,4 @@
-"""Training from Python, on the task of a config or on examples of one's own."""
+"""Training from Python, on the task of a config or on the user's own data."""
 
 from __future__ import annotations
 
@@ -37,49 +37,79 @@ def train(
   trust: bool = False,
   **sizes: Any,
 ) -> inference.TrainedModel:
-  """Trains a model, or goes on where a run has stopped; returns its best one.
+  """Trains a model and returns the model of the best checkpoint.
 
-  Without examples it is what `python -m jaxformers.main` does with the same
-  config and workdir. The returned model is that of the best checkpoint, and its
-  `results` are those of the test split.
+  If the workdir holds an unfinished run of the same config, training resumes
+  from its latest checkpoint. If the run is finished, nothing is trained.
+  Without examples, `train` does the same as `python -m jaxformers.main` with
+  the same config and workdir.
 
   Args:
-    config: path of a config with its arguments, such as
-      "lra/text:size=tiny,model=s5" or "configs/mine.py"; or a config itself,
-      such as `jaxformers.config.base` makes it, or a `RunConfig`.
-    workdir: folder of the run: checkpoints, metrics, results.
-    train, validation, test: examples that replace the config's task; see
-      `tasks.arrays.from_arrays`. For a config of `lm/` they are lists of texts
-      without labels; see `tasks.language.from_texts`. Give the same ones to go
-      on with a run.
-    options: fields of the config by path, such as {"total_steps": 100,
+    config: Path of a config with its arguments, such as
+      "lra/text:size=tiny,model=s5" or "configs/mine.py". A `RunConfig` is also
+      accepted, and so is a config that `jaxformers.config.base` returns.
+    workdir: Folder of the run. It receives checkpoints, metrics and results.
+    train: Training examples that replace the task of the config. See
+      `tasks.arrays.from_arrays` for the accepted forms. For a config of `lm/`
+      they are texts without labels; see `tasks.language.from_texts`. Give the
+      same examples again to resume a run.
+    validation: Validation examples, in the form of `train`. None holds out a
+      tenth of `train`.
+    test: Test examples, in the form of `train`. None scores the validation
+      examples.
+    options: Fields of the config by path, such as {"total_steps": 100,
       "model.d_model": 32}.
-    trust: True to import the modules of code that the folder in the field
+    trust: True imports the code modules that the folder in the field
       `pretrained` names; see `load`.
-    **sizes: keywords of `from_arrays`: `classes`, `vocab_size`, `max_len`; for
-      a language model `vocab_size` and `max_len`.
+    **sizes: Keywords of `from_arrays`, which are `classes`, `vocab_size` and
+      `max_len`. A language model takes `vocab_size` and `max_len`.
+
+  Returns:
+    The model of the best checkpoint. Its `results` hold the test scores.
 
   Raises:
-    UserError: for a config, or examples, that cannot be trained.
-    DivergedError: at the first loss that is not finite.
-    KeyboardInterrupt: after Ctrl-C, when everything is saved.
-    SystemExit: with 143 after SIGTERM, when everything is saved.
+    UserError: If the config or the examples cannot be trained on.
+    DivergedError: If a loss is not finite.
+    OSError: If the disk of the workdir is full or absent.
+    KeyboardInterrupt: After Ctrl-C, once a checkpoint is saved.
+    SystemExit: With status 143 after SIGTERM, once a checkpoint is saved.
+
+  Example:
+    >>> import tempfile
+    >>> import jaxformers as jf
+    >>> texts = [f"{'good' if k % 2 else 'bad'} film {k}" for k in range(20)]
+    >>> labels = ["positive" if k % 2 else "negative" for k in range(20)]
+    >>> model = jf.train(
+    ...   "lra/text:size=tiny,model=local",
+    ...   tempfile.mkdtemp(),
+    ...   train=(texts, labels),
+    ...   options={
+    ...     "total_steps": 2,
+    ...     "schedule.warmup_steps": 1,
+    ...     "model.num_layers": 1,
+    ...   },
+    ... )
+    >>> model.classes
+    ('negative', 'positive')
   """
   requirements.require_device()
   loaded, chosen = _load_config(config, options or {})
   _check_sizes(sizes)
+  # Build a task from the user's examples; None keeps the task of the config.
   task = None
   if train is not None:
     make = _make_language if loaded.task.get("name") == LANGUAGE else _make_task
     task, section = make(loaded.task, (train, validation, test), sizes)
+    # Record the new task in the config, with the pixel statistics of the old.
     with loaded.unlocked():
       statistics = {k: loaded.task[k] for k in STATISTICS if k in loaded.task}
       loaded.task = {"name": arrays.NAME, **section, **statistics}
   elif sizes or validation is not None or test is not None:
     names = sorted({*sizes, "validation" if validation is not None else "test"})
     raise configs.UserError(
-      f"{', '.join(names)} describe examples of your own: give train=, too."
+      f"{', '.join(names)} describe your own examples: give train= as well."
     )
+  # Train to the end, or resume; a notebook gets Ctrl-C as an exception.
   path = paths.expand(workdir).absolute()
   try:
     with user_code.trusting(trust):
@@ -94,22 +124,26 @@ def train(
 def _load_config(
   config: str | Path | Mapping[str, Any] | RunConfig, options: Mapping[str, Any]
 ) -> tuple[ConfigDict, set[str] | None]:
-  """Returns a config with options, and the fields that weights do not replace.
+  """Returns a config with its options applied, and the fields the user chose.
+
+  Pretrained weights do not replace the fields that the user chose.
 
   Args:
     config, options: arguments of `train`.
 
   Returns:
-    The config; and the paths of the fields that the user has chosen, None for
-    all that the config lists.
+    The config, and the paths of the chosen fields. None instead of the paths
+    means that the user chose every field that the config lists.
   """
+  # A path: options become overrides, as on the command line.
   if isinstance(config, str | Path):
     overrides = [f"--config.{k}={_text(v)}" for k, v in options.items()]
     return configs.load_with(str(config), overrides), {*options}
-  # Defaults are nobody's choice: weights may replace them.
+  # The user did not choose the defaults, so weights may replace them.
   if isinstance(config, RunConfig):
     config = config.without_defaults()
   loaded = configs.base(**configs.plain(config))
+  # Drop the options of a replaced optimiser or schedule, then set the new ones.
   configs.drop_replaced(loaded, options)
   configs.set_options(loaded, options)
   return loaded, None
@@ -117,6 +151,7 @@ def _load_config(
 
 def _check_sizes(sizes: Mapping[str, Any]) -> None:
   """Raises UserError for a keyword that `train` does not take."""
+  # Collect the parameters of `train` and of `from_arrays`, which gets the rest.
   parameters = {
     name: parameter
     for function in (train, arrays.from_arrays)
@@ -132,8 +167,18 @@ def _check_sizes(sizes: Mapping[str, Any]) -> None:
 def _make_task(
   section: Mapping[str, Any], examples: Sequence[Any], sizes: Mapping[str, Any]
 ) -> tuple[Task, dict[str, Any]]:
-  """Returns the task of examples with labels, and fields of its config."""
+  """Builds a task from labelled examples.
+
+  Args:
+    section: fields of `config.task`.
+    examples: training, validation and test examples.
+    sizes: keywords of `from_arrays`.
+
+  Returns:
+    The task, and the fields of its section in the config.
+  """
   task = arrays.from_arrays(*examples, **sizes)
+  # An objective of pretraining replaces the labels by a reconstruction.
   pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
   if "objective" in pretraining:
     task = reconstruct(task, **pretraining)
@@ -143,7 +188,16 @@ def _make_task(
 def _make_language(
   section: Mapping[str, Any], texts: Sequence[Any], sizes: Mapping[str, Any]
 ) -> tuple[Task, dict[str, Any]]:
-  """Returns the task of a language model, and fields of its config."""
+  """Builds the task of a language model from texts.
+
+  Args:
+    section: fields of `config.task`.
+    texts: training, validation and test texts.
+    sizes: keywords of `train`, which replace fields of the section.
+
+  Returns:
+    The task, and the fields of its section in the config.
+  """
   fields = ("tokens", "vocab_size", "max_len", "stride", "eval_windows")
   for name in sizes:
     choose("argument of train for a language model", name, fields)
@@ -152,7 +206,7 @@ def _make_language(
 
 
 def _text(value: Any) -> str:
-  """Returns a value as a command line has it."""
+  """Returns a value as it is written on a command line."""
   if isinstance(value, str | os.PathLike):
     return str(value)
   return json.dumps(value.item() if isinstance(value, np.generic) else value)

@@ -1,8 +1,8 @@
-"""Trained models in use: predictions, hidden states, inverses, certificates.
+"""Trained models: predictions, hidden states, inverses and certificates.
 
 A model is loaded from the workdir of a run, or from a folder that
-`TrainedModel.save` or `python -m jaxformers export` has written. Neither its
-data set nor its optimiser is needed.
+`TrainedModel.save` or `python -m jaxformers export` has written. Loading needs
+neither the data set nor the optimiser of the run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,13 @@ _RANGES = ranges.of(RunConfig)
 
 
 class _Padded(NamedTuple):
-  """Inputs as read, the same padded, and how many to take at a time."""
+  """Inputs with and without padding, and the batch size.
+
+  Attributes:
+    inputs: ids or numbers, as `TrainedModel.encode` returns them.
+    padded: inputs, padded to a length that few other inputs differ from.
+    size: number of inputs per batch.
+  """
 
   inputs: np.ndarray
   padded: np.ndarray
@@ -57,12 +63,12 @@ class _Padded(NamedTuple):
 
 
 class Prediction(NamedTuple):
-  """Class of one input.
+  """Predicted class of one input.
 
   Attributes:
     label: name of the likeliest class, or its number if classes have no names.
-    probability: its probability.
-    probabilities: those of all classes, float32 [c].
+    probability: probability of the likeliest class.
+    probabilities: probabilities of all classes, float32 [c].
   """
 
   label: str | int
@@ -75,8 +81,8 @@ class HiddenStates(NamedTuple):
 
   Attributes:
     states: embedded tokens and the output of every layer, float32
-      [l + 1, b, n, d]; the two sequences of a pair are samples of their own.
-    mask: [b, n], True at tokens.
+      [l + 1, b, n, d]. Each of the two sequences of a pair is one sample.
+    mask: mask of the tokens, bool [b, n], True at tokens.
   """
 
   states: np.ndarray
@@ -84,13 +90,13 @@ class HiddenStates(NamedTuple):
 
 
 class Inversion(NamedTuple):
-  """Inputs that were computed from the output of the last layer.
+  """Inputs that were reconstructed from the output of the last layer.
 
   Attributes:
-    inputs: int32 ids or float32 numbers, [b, n].
-    texts: the same as texts; () if inputs are not text.
-    recovered: share of the tokens that are those of the inputs.
-    error: largest absolute error of the embedding.
+    inputs: reconstructed inputs, int32 ids or float32 numbers, [b, n].
+    texts: decoded `inputs`; () if the model does not read text.
+    recovered: share of the tokens that were recovered exactly.
+    error: largest absolute error of the reconstructed embedding.
   """
 
   inputs: np.ndarray
@@ -100,14 +106,14 @@ class Inversion(NamedTuple):
 
 
 class Certificate(NamedTuple):
-  """Changes of one input that cannot change its prediction.
+  """Largest changes of one input that provably keep its prediction.
 
   Attributes:
-    label: name of the class that is certified, or its number.
-    tokens: greatest k such that no replacement of any k tokens changes it;
-      0 for an input that is classified as another; None if inputs are numbers.
-    radius: greatest norm of a perturbation of the embedded sequence that does
-      not change it, as a share of that sequence's norm.
+    label: name of the certified class, or its number.
+    tokens: greatest k such that replacing any k tokens keeps the prediction.
+      0 if the model predicts another class; None if the inputs are numbers.
+    radius: norm of the largest perturbation of the embedded sequence that keeps
+      the prediction, as a share of the norm of the embedded sequence.
   """
 
   label: str | int
@@ -116,9 +122,10 @@ class Certificate(NamedTuple):
 
 
 def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes a method say which weights do not fit, if that is why it fails.
+  """Makes a failing method name the weights that do not fit the model.
 
-  The comparison traces the whole model, which takes longer than a load.
+  The weights are compared only after a failure, because the comparison traces
+  the whole model and takes longer than loading it.
   """
 
   @functools.wraps(method)
@@ -127,6 +134,7 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
       return method(self, *args, **options)
     except UserError:
       raise
+    # Replace an internal error by the misfit of the weights, if there is one.
     except Exception:
       _require_fitting(self.folder, self.model, self.params)
       raise
@@ -136,31 +144,41 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TrainedModel:
-  """A trained model with what it needs to read its inputs.
+  """A trained model together with its tokenizer, classes and results.
 
-  Inputs are texts (or pairs of texts) for a model of text, and otherwise arrays
-  as `inputs.expected()` says. Programs are kept by shapes: batches and lengths
-  of ids are padded to powers of two, up to `batch_size` and `max_len`, so a
-  method compiles a few for each of (1 + log2(batch_size)) * (1 + log2(max_len))
-  shapes.
+  `load` and `train` return it. Inputs are texts, or pairs of texts, if the
+  model reads text. Otherwise they are arrays, which `inputs.expected()`
+  describes. Compiled programs are cached by shape. Batch sizes and lengths of
+  ids are padded to powers of two, up to `batch_size` and `max_len`, so a method
+  compiles a few programs for each of at most
+  (1 + log2(batch_size)) * (1 + log2(max_len)) shapes.
 
-  The model of a run also has its data: `task`, which is opened when it is first
-  needed, and `sample`.
+  The model of a run also gives access to its data by `task`, which is opened
+  at its first use, and by `sample`.
 
   Attributes:
-    folder: folder that it was loaded from.
-    config: section `config.model` of its run.
+    folder: folder that the model was loaded from.
+    config: section `config.model` of the run.
     model: Linen module, applied with `params`.
     params: tree of parameters.
-    inputs: reads texts and arrays; see `tasks.inputs.Inputs`.
+    inputs: reader of texts and arrays; see `tasks.inputs.Inputs`.
     classes: names of the classes; () if they have none.
-    about: task, protocol and digests of its data; sizes, tokens.
-    step: step of its checkpoint.
-    results: content of `results.json`; {} if the run has not ended.
+    about: task, protocol, digests of the data, sizes and tokens.
+    step: training step of the checkpoint.
+    results: content of `results.json`; {} if the run is not finished.
     imports: modules of a user's code that the model needs.
-    trained_on: description of the data of its run; see `Task.description`.
-    normalise: changes the task of the run for other weights, whose pixels were
-      normalised otherwise; None for the weights of the run.
+    trained_on: description of the data of the run; see `Task.description`.
+    normalise: function that adapts the task of the run to other weights, which
+      were trained with another normalisation of pixels; None for the weights of
+      the run.
+
+  Example:
+    >>> import jaxformers as jf
+    >>> model = jf.load("zoo:listops-s5")
+    >>> model.step
+    900
+    >>> model.classes[:3]
+    ('0', '1', '2')
   """
 
   folder: Path
@@ -177,11 +195,15 @@ class TrainedModel:
   normalise: Callable[[Task], Task] | None = None
 
   def __getstate__(self) -> dict[str, Any]:
-    """Returns the fields: what is cached has devices and open files."""
+    """Returns the fields without cached values.
+
+    Cached values refer to devices and open files, which cannot be pickled.
+    """
     return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
   def __repr__(self) -> str:
     """Describes model, task and score on one line."""
+    # A finished run has a test score.
     metric = self.results.get("metric", "")
     score = f", test {metric} {self.results[metric]:.4g}" if metric else ""
     return (
@@ -192,17 +214,18 @@ class TrainedModel:
 
   @functools.cached_property
   def run(self) -> Run:
-    """The run that trained the model, with its config and its data.
+    """Returns the run that trained the model, with its config and its data.
 
     Raises:
-      UserError: for a folder without a run; for data that cannot be opened, or
-        that have changed since.
+      UserError: If the folder has no run, if the data cannot be opened, or if
+        the data have changed since the training.
     """
-    # Training needs an optimiser, which a model in use does not.
+    # Import here: only training needs optimisers.
     from jaxformers.training import resume
     from jaxformers.training.run import open_trained_run
 
     run = open_trained_run(self.folder)
+    # Compare the data of the training with the data that were opened now.
     now = {**run.task.description(), "sizes": configs.plain(run.task.sizes())}
     before = {**self.trained_on, "sizes": self.about["sizes"]}
     resume.check_description(self.folder, before, now)
@@ -210,18 +233,19 @@ class TrainedModel:
 
   @functools.cached_property
   def task(self) -> Task:
-    """Task of the run, with its splits.
+    """Returns the task of the run, with its splits.
 
     Raises:
-      UserError: as `run`.
+      UserError: In the cases in which `run` raises it.
     """
     return self.normalise(self.run.task) if self.normalise else self.run.task
 
   @functools.cached_property
   def start(self) -> Any:
-    """Parameters that the run began with; None if they cannot be had any more.
+    """Returns the parameters that the run started from.
 
-    Those of `config.pretrained`, if it names any, are read again.
+    Weights that `config.pretrained` names are read again. The result is None if
+    the parameters are no longer available.
     """
     from jaxformers.training.run import first_params
 
@@ -233,68 +257,86 @@ class TrainedModel:
   def sample(
     self, count: int, length: int, split: str = "test", seed: int = 0
   ) -> np.ndarray:
-    """Draws examples of a split: ids [count, (2,) n], cut to `length`.
+    """Draws examples of a split at random, without replacement.
 
-    They are drawn without repetition, by a generator of `seed`; all of the
-    split if it has fewer. n is `length` or the task's greatest.
+    Args:
+      count: Number of examples. A smaller split is returned as a whole.
+      length: Number of tokens to which each example is cut.
+      split: Name of the split.
+      seed: Seed of the draw.
+
+    Returns:
+      Inputs [count, n], or [count, 2, n] for pairs. n is `length` or the
+      maximum length of the task, whichever is smaller.
 
     Raises:
-      UserError: for less than one example or token, or an unknown split; and as
-        `run`.
+      UserError: If `count` or `length` is below 1, if the split is unknown, and
+        in the cases in which `run` raises it.
     """
     if count < 1 or length < 1:
       raise UserError(
         f"{count} samples of {length} tokens: give at least one of both, by "
         "--samples and --length."
       )
+    # Draw indices of the split without replacement.
     source = self.task.splits[choose("split", split, self.task.splits)]
     rng = np.random.default_rng(seed)
     count = min(count, len(source))
-    # Sorted, because that is the order in which examples lie on disk.
+    # Sort the indices to read the examples in their order on the disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
     return source.batch(chosen, min(length, self.task.max_len))["inputs"]
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the model in evaluation as a function of arrays as it reads them.
+    """Returns the evaluation of the model as a function of arrays.
 
     Args:
-      batch_size: inputs at a time; the last batch repeats its last input.
+      batch_size: Number of inputs per batch. The last batch is filled up with
+        copies of its last input.
 
     Returns:
-      A function from any number of inputs [k, ...] to outputs [k, ...].
+      A function that maps any number of encoded inputs [k, ...] to outputs
+      [k, ...].
     """
     forward = functools.partial(outputs, self.model, self._variables)
     return lambda x: apply_in_batches(forward, x, batch_size)
 
   @functools.cached_property
   def _params(self) -> Any:
-    return jax.device_put(self.params)  # Once: they are arguments of each call.
+    # Move the parameters to the device once: each call takes them as arguments.
+    return jax.device_put(self.params)
 
   @functools.cached_property
   def _variables(self) -> Any:
     return make_variables(self.model, self._params)
 
   def encode(self, inputs: Any) -> np.ndarray:
-    """Returns inputs as the model reads them.
+    """Encodes inputs as the arrays that the model reads.
 
     Args:
-      inputs: texts or arrays.
+      inputs: Texts or arrays.
 
     Returns:
-      int32 ids or float32 numbers [b, n], [b, 2, n] for pairs, or
-      [b, height, width, c]; 0 is padding of ids.
+      Ids (int32) or numbers (float32) of shape [b, n], [b, 2, n] for pairs, or
+      [b, height, width, c] for images. The padding id is 0.
 
     Raises:
-      UserError: for inputs of another kind or shape.
+      UserError: If the inputs have another kind or shape.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-s5")
+      >>> model.encode(["[MAX 2 9 ]"])
+      array([[ 2,  7, 14, 15]], dtype=int32)
     """
     return self.inputs.batch(inputs)
 
   def _read(self, inputs: Any, batch_size: int) -> _Padded:
-    """Returns inputs in shapes of which there are few, so few are compiled."""
+    """Encodes inputs and pads them, so that few shapes have to be compiled."""
     _RANGES["batch_size"].check("batch_size", batch_size)
     x = self.encode(inputs)
     _require_tokens(x, "inputs")
     length, size = x.shape[-1], min(batch_size, at_least(len(x)))
+    # Pad ids to the next power of two, at most `max_len`.
     padded = x
     if x.dtype == np.int32:
       rest = at_least(length, self.inputs.max_len) - length
@@ -302,39 +344,80 @@ class TrainedModel:
     return _Padded(x, padded, size)
 
   def decode(self, ids: Any) -> list[str]:
-    """Returns the texts of ids [b, n], without padding."""
+    """Decodes ids into texts.
+
+    Args:
+      ids: Ids [b, n]. Padding is removed.
+
+    Returns:
+      A list of b texts.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-s5")
+      >>> model.decode([[2, 7, 14, 15, 0]])
+      ['[MAX 2 9 ]']
+    """
     return [self.inputs.decode(row) for row in np.asarray(ids)]
 
   @check_keywords
   @_explained
   def outputs(self, inputs: Any, *, batch_size: int = 32) -> np.ndarray:
-    """Returns what the model computes: logits [b, c], or log p [b, n, v].
+    """Computes the outputs of the model.
 
     Args:
-      inputs: texts or arrays.
-      batch_size: inputs at a time.
+      inputs: Texts or arrays.
+      batch_size: Number of inputs per batch.
+
+    Returns:
+      Logits [b, c] of a classifier, or log probabilities [b, n, v] of the
+      tokens of a language model.
+
+    Raises:
+      UserError: If the inputs do not fit, or if the weights do not fit the
+        model.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-s5")
+      >>> model.outputs(["[MAX 2 9 ]"]).shape
+      (1, 10)
     """
+    # Compute the outputs of the padded inputs.
     x, padded, size = self._read(inputs, batch_size)
     forward = functools.partial(outputs, self.model, self._variables)
     results = apply_in_batches(forward, padded, size)
+    # Outputs for each token: remove those at the padding added by `_read`.
     has_tokens = x.dtype == np.int32 and x.ndim == 2 and results.ndim == 3
     rest = padded.shape[-1] - x.shape[-1]
     return results[:, : results.shape[1] - rest] if has_tokens else results
 
   @check_keywords
   def predict(self, inputs: Any, *, batch_size: int = 32) -> list[Prediction]:
-    """Returns the class of every input.
+    """Predicts the class of every input.
 
     Args:
-      inputs: texts or arrays.
-      batch_size: inputs at a time.
+      inputs: Texts or arrays.
+      batch_size: Number of inputs per batch.
+
+    Returns:
+      A `Prediction` for every input.
 
     Raises:
-      UserError: for a model that is not a classifier.
+      UserError: If the model is not a classifier, or if the inputs do not fit.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-s5")
+      >>> (prediction,) = model.predict(["[MAX 2 9 ]"])
+      >>> prediction.label
+      '9'
     """
-    self._require("classification", "predict", "`outputs` has what it computes")
+    self._require("classification", "predict", "use `outputs`")
     logits = self.outputs(inputs, batch_size=batch_size)
+    # Softmax in float64, [b, c].
     shares = scipy.special.softmax(logits.astype(np.float64), -1)
+    # The likeliest class of each input.
     best = shares.argmax(-1)
     return [
       Prediction(self._label(k), float(row[k]), row.astype(np.float32))
@@ -347,8 +430,8 @@ class TrainedModel:
   def _require(self, objective: str, method: str, advice: str) -> None:
     if self.model.objective != objective:
       raise UserError(
-        f"{method} is for the objective {objective!r}, and this model has "
-        f"{self.model.objective!r}: {advice}."
+        f"{method} needs a model of the objective {objective!r}, and this "
+        f"model has {self.model.objective!r}: {advice}."
       )
 
   @check_keywords
@@ -362,16 +445,36 @@ class TrainedModel:
     top_k: int = 0,
     seed: int = 0,
   ) -> list[str]:
-    """Returns how a language model continues texts.
+    """Continues texts with a language model.
 
     Args:
-      prompts: texts.
-      num_tokens: number of tokens to draw for each.
-      temperature, top_k: see `models.generate`.
-      seed: seed of what is drawn.
+      prompts: Texts to continue.
+      num_tokens: Number of tokens to draw for each prompt.
+      temperature: Divisor of the log probabilities. 0 takes the likeliest
+        token.
+      top_k: Number of likeliest tokens to draw from. 0 draws from all tokens.
+      seed: Seed of the draws.
+
+    Returns:
+      The continuation of every prompt, without the prompt.
+
+    Raises:
+      UserError: If the model is not a language model, if its mixer has no
+        cache, if a prompt is empty, or if prompt and continuation are longer
+        than the model allows.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:language-allpass")
+      >>> texts = model.generate(["a good film"], 4, temperature=0.0)
+      >>> len(texts)
+      1
     """
-    self._require("language_model", "generate", "`predict` has its classes")
+    self._require(
+      "language_model", "generate", "use `predict` for a classifier"
+    )
     _RANGES["seed"].check("seed", seed)
+    # Encode the prompts without an end token, and draw the continuations.
     ids = self.inputs.batch(prompts, closed=False)
     _require_tokens(ids, "prompts")
     drawn = models.generate(
@@ -388,20 +491,35 @@ class TrainedModel:
   @check_keywords
   @_explained
   def hidden_states(self, inputs: Any, *, batch_size: int = 32) -> HiddenStates:
-    """Returns the embedded tokens and the output of every layer.
+    """Computes the embedded tokens and the output of every layer.
 
     Args:
-      inputs: texts or arrays.
-      batch_size: inputs at a time.
+      inputs: Texts or arrays.
+      batch_size: Number of inputs per batch.
+
+    Returns:
+      The hidden states [l + 1, b, n, d] and the mask [b, n].
+
+    Raises:
+      UserError: If the inputs do not fit, or if the weights do not fit the
+        model.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-s5")
+      >>> hidden = model.hidden_states(["[MAX 2 9 ]"])
+      >>> hidden.states.shape, hidden.mask.shape
+      ((3, 1, 4, 64), (1, 4))
     """
     x, padded, size = self._read(inputs, batch_size)
+    # Run the batches, and keep the states of all layers.
     captured = [
       capture(self.model, self._variables, batch)
       for batch in in_batches(padded, size)
     ]
     states = [np.stack([np.asarray(x) for x in c.hidden]) for c in captured]
     masks = [np.asarray(c.mask) for c in captured]
-    # The two sequences of a pair are two samples.
+    # Remove repeated samples and padding; a pair counts as two samples.
     samples = len(x) * self.model.config.num_inputs
     tokens = masks[0].shape[1] - (padded.shape[-1] - x.shape[-1])
     return HiddenStates(
@@ -412,30 +530,49 @@ class TrainedModel:
   @check_keywords
   @_explained
   def invert(self, inputs: Any, *, batch_size: int = 32) -> Inversion:
-    """Runs the layers on inputs, and then backwards from the last output.
+    """Reconstructs inputs from the output of the last layer.
+
+    The layers run forwards on the inputs, and then backwards from the output of
+    the last layer. The backward pass uses the side information of the forward
+    pass (see `models.inverse`).
 
     Args:
-      inputs: texts or arrays.
-      batch_size: inputs at a time.
+      inputs: Texts or arrays.
+      batch_size: Number of inputs per batch.
+
+    Returns:
+      The reconstructed inputs and their errors.
 
     Raises:
-      UserError: for a model whose layers cannot be undone.
+      UserError: If the layers of the model are not invertible.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-transject")
+      >>> model.invert(["[MAX 2 9 ]"]).texts
+      ('[MAX 2 9 ]',)
     """
     x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
+    # A [CLS] token in front is not part of the inputs.
     first = model.config.cls
+    # Run each batch forwards and backwards, and map the result to tokens.
     parts, masks, error = [], [], 0.0
     for batch in in_batches(padded, size):
+      # Hidden states [l + 1, b, n, d], and the reconstructed embedding.
       hidden, side = inverse.forward(model, self._params, jnp.asarray(batch))
       back = inverse.inverse(model, self._params, hidden[-1], side)
       parts.append(inverse.tokens(model, self._params, back)[0])
       mask = np.asarray(side.mask)
       masks.append(mask[:, first:])
+      # Largest error of the embedding at the tokens.
       difference = np.abs(np.asarray(back - hidden[0]))[mask]
       error = max(error, float(difference.max(initial=0)))
+    # Remove repeated samples and padding, and compare at the tokens.
     samples, length = x.size // x.shape[-1], x.shape[-1]
     mask = np.concatenate(masks)[:samples, :length]
     values = np.concatenate(parts)[:samples, :length]
+    # Numbers count as recovered if they are within 1e-4; ids must be equal.
     values = np.where(mask, values, 0)
     recovered = np.isclose(values, x.reshape(mask.shape), atol=1e-4)[mask]
     return Inversion(
@@ -450,26 +587,39 @@ class TrainedModel:
   def certify(
     self, inputs: Any, labels: Any = None, *, batch_size: int = 32
   ) -> list[Certificate]:
-    """Returns changes that cannot change the prediction of each input.
+    """Certifies how far each input may change before its prediction can.
 
     Args:
-      inputs: texts or arrays.
-      labels: names or numbers of the right classes, [b]: an input that is
-        classified as another gets a certificate of 0; None for the predicted
+      inputs: Texts or arrays.
+      labels: Names or numbers of the right classes, [b]. An input with another
+        prediction gets a certificate of 0. None certifies the predicted
         classes.
-      batch_size: inputs at a time.
+      batch_size: Number of inputs per batch.
+
+    Returns:
+      A `Certificate` for every input.
 
     Raises:
-      UserError: for a model whose layers have no bound for all sequences, or
-        labels that are no classes of the model.
+      UserError: If the layers of the model have no bound that holds for all
+        sequences, if the model is not a classifier, or if a label is not a
+        class of the model.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:text-certified")
+      >>> (certificate,) = model.certify(["a good film"])
+      >>> certificate.tokens
+      0
     """
-    self._require("classification", "certify", "only classes are certified")
+    self._require("classification", "certify", "only classifiers have labels")
     x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
+    # Numbers of the classes to certify, [b].
     if labels is None:
       numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
+    # Largest number of tokens and largest radius of each input.
     greatest = certificates.certify(model, self._params, padded, numbers, size)
     return [
       Certificate(self._label(k), count, radius)
@@ -477,12 +627,13 @@ class TrainedModel:
     ]
 
   def _numbers(self, labels: Any, expected: int) -> np.ndarray:
-    """Returns labels, names or numbers, as numbers of classes."""
+    """Returns the numbers of classes that are given by name or by number."""
     labels = rows.values(labels, "labels")
     if len(labels) != expected:
       raise UserError(
         f"{len(labels)} labels for {expected} inputs: give one for each."
       )
+    # Map names to numbers, and check that every number is a class.
     count = self.model.config.num_classes
     numbers = []
     for label in labels:
@@ -498,21 +649,34 @@ class TrainedModel:
     return np.array(numbers)
 
   def save(self, folder: str | Path) -> Path:
-    """Writes the model into a folder, which `load` reads; returns its path.
+    """Saves the model to a folder that `load` reads.
 
-    model.json, parameters.safetensors and vocabulary.json; for word pieces and
-    byte pairs tokenizer.json, too; and results.json if the run has ended.
+    The folder receives model.json, parameters.safetensors and vocabulary.json.
+    It also receives tokenizer.json if the model reads word pieces or byte
+    pairs, and results.json if the run is finished.
 
     Args:
-      folder: folder to write: a new one, or one with a saved model, which is
-        replaced as a whole.
+      folder: Folder to write. It must be new, or hold a saved model, which is
+        replaced.
+
+    Returns:
+      The absolute path of the folder.
 
     Raises:
-      UserError: for a folder with other files.
+      UserError: If the folder holds other files.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:listops-s5")
+      >>> folder = model.save(f"{tempfile.mkdtemp()}/listops")
+      >>> jf.load(folder).step
+      900
     """
     path = paths.expand(folder).absolute()
     content = {"model": self.config, "task": self.about, "step": self.step}
     content["imports"] = self.imports
+    # Write all files, and then give the complete folder its name.
     with exported.writing(path, content) as staged:
       exported.write_parameters(staged, self.params)
       workdirs.write_record(staged, self.about, self.inputs.tokenizer_json)
@@ -522,7 +686,8 @@ class TrainedModel:
 
 
 def _require_tokens(x: np.ndarray, what: str) -> None:
-  """Raises UserError for ids of a sequence without any token."""
+  """Raises UserError if a sequence of ids has no tokens."""
+  # Only ids have padding. Every sequence of a pair needs a token.
   if x.dtype != np.int32:
     return
   has_tokens = (x > 0).any(-1).reshape(len(x), -1).all(-1)
@@ -534,7 +699,7 @@ def _require_tokens(x: np.ndarray, what: str) -> None:
 
 
 def _require_numbers(folder: Path, params: Any) -> None:
-  """Raises UserError for weights of another type, or that are not finite."""
+  """Raises UserError for weights that are not finite or not float32."""
   for name, leaf in flax.traverse_util.flatten_dict(params, sep="/").items():
     if leaf.dtype != np.float32:
       raise _misfit(folder, f"{name} is {leaf.dtype}, not float32")
@@ -543,44 +708,65 @@ def _require_numbers(folder: Path, params: Any) -> None:
 
 
 def _require_fitting(folder: Path, model: Model, params: Any) -> None:
-  """Raises UserError for weights of other names or shapes than the model's."""
-  needed, found = (
+  """Raises UserError if names or shapes of the weights differ from the model's.
+
+  Args:
+    folder: folder of the weights, for the message.
+    model: model that the weights are for.
+    params: tree of the weights.
+  """
+  needed, weights = (
     flax.traverse_util.flatten_dict(tree, sep="/")
     for tree in (models.shapes(model), params)
   )
-  for name in needed.keys() ^ found.keys():
+  # Compare the names, and then the shapes.
+  for name in needed.keys() ^ weights.keys():
     what = "missing" if name in needed else "not in the model"
     raise _misfit(folder, f"{name} is {what}")
-  for name, leaf in found.items():
+  for name, leaf in weights.items():
     have, want = list(leaf.shape), list(needed[name].shape)
     if have != want:
-      raise _misfit(folder, f"{name} is {have}, and the model needs {want}")
+      raise _misfit(
+        folder, f"{name} has the shape {have}, and the model needs {want}"
+      )
 
 
 def _misfit(folder: Path, problem: str) -> UserError:
+  """Returns the error for weights that do not fit the model of a folder."""
   return UserError(
-    f"The weights in {folder} do not fit its model: {problem}. Write the "
-    "folder again from the run."
+    f"The weights in {folder} do not fit its model: {problem}. Save the model "
+    "again from its run."
   )
 
 
 @check_keywords
 def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
-  """Returns a trained model, ready for use.
+  """Loads a trained model.
 
   Args:
-    folder: workdir of a run, of which the best checkpoint is read; or a folder
-      that `TrainedModel.save` or `python -m jaxformers export` has written; or
-      "zoo:NAME", a small trained model that `python -m jaxformers zoo` lists.
-    trust: True to import the modules of code that the folder names, which run
-      with your rights; see SECURITY.md. Modules that are imported already need
-      no trust.
+    folder: Workdir of a run, from which the best checkpoint is read. Or a
+      folder that `TrainedModel.save` or `python -m jaxformers export` has
+      written. Or "zoo:NAME" for a small trained model of the package; the
+      command `python -m jaxformers zoo` lists the names.
+    trust: True imports the code modules that the folder names. They run with
+      your rights; see SECURITY.md. Modules that are already imported need no
+      trust.
+
+  Returns:
+    The trained model, ready for use.
 
   Raises:
-    UserError: for another folder; for a folder that names code, without
-      `trust`.
+    UserError: If the folder holds no trained model, or if it names code modules
+      and `trust` is False.
+
+  Example:
+    >>> import jaxformers as jf
+    >>> model = jf.load("zoo:listops-s5")
+    >>> model.predict(["[MAX 2 9 ]"])[0].label
+    '9'
   """
   requirements.require_device()
+  # Find the folder: a model of the zoo, or a path.
   if str(folder).startswith(zoo.PREFIX):
     path = zoo.require(str(folder).removeprefix(zoo.PREFIX))
   else:
@@ -595,45 +781,58 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
 
 
 def load_run(workdir: str | Path) -> TrainedModel:
-  """Returns the model of a run, as `load`, for commands that need its data.
+  """Loads the model of a run for a command that needs the data of the run.
 
-  Code that the run names is imported inside of `user_code.trusting`.
+  The code modules that the run names are imported only inside
+  `user_code.trusting`.
+
+  Args:
+    workdir: folder of the run.
 
   Raises:
-    UserError: as `load`; and for a folder without a run.
+    UserError: if the folder has no run, and in the cases in which `load` raises
+      it.
   """
   if str(workdir).startswith(zoo.PREFIX):
     raise UserError(
-      f"{workdir} is a model without a run and its data: open it in Python, "
-      f"jaxformers.load({str(workdir)!r}), or give the workdir of a run."
+      f"{workdir} is a model without a run, and this command needs the data of "
+      "a run: give the workdir of a run, or open the model in Python by "
+      f"jaxformers.load({str(workdir)!r})."
     )
-  # Training needs an optimiser, which a model in use does not.
+  # Import here: only training needs optimisers.
   from jaxformers.training import resume
 
+  # Check that the workdir has a run, and that the weights fit its config.
   path = Path(workdir).absolute()
   workdirs.check_trained(path)
   config = RunConfig.from_dict(workdirs.read_config(path))
   trained = _open(path)
   resume.check_workdir(path, config)
   _require_fitting(path, trained.model, trained.params)
-  # Measurements use the weights many times: they lie on the device.
+  # Keep the weights on the device: measurements use them many times.
   return dataclasses.replace(trained, params=jax.device_put(trained.params))
 
 
 def _open(path: Path) -> TrainedModel:
+  """Opens the model of a run or of an exported folder.
+
+  Raises:
+    UserError: if the folder has no trained model, or a damaged one.
+  """
   weights = read_weights(path)
   if weights is None:
     raise UserError(
       f"{path} has no trained model of this package: give the workdir of a "
-      "run, or the folder of an exported model. Folders of Hugging Face are "
-      "read by jaxformers.models.pretrained.load."
+      "run, or the folder of an exported model. For a folder of Hugging Face "
+      "call jaxformers.models.pretrained.load."
     )
   record = weights.record
   if "sizes" not in record:
     raise UserError(
-      f"{path / 'vocabulary.json'} does not say the sizes of the model: run "
-      "the training command again, which writes the file."
+      f"{path / 'vocabulary.json'} has no sizes of the model: run the training "
+      "command again, which writes the file."
     )
+  # The sizes of the data complete the fields of the model.
   options = {**weights.model, **record["sizes"]}
   _require_numbers(path, weights.params)
   return TrainedModel(

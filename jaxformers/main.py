@@ -6,8 +6,8 @@ python -m jaxformers.main --config configs/lra/listops.py:size=tiny
 Both lines start the same run: a config of the package has a name, and any other
 config is the path of its file.
 
-Without --workdir the run has a folder below runs/, which is printed first. The
-same command resumes it.
+Without --workdir the run gets a folder below runs/, and its path is printed
+first. Run the same command again to resume the run.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from jaxformers.foundations import (
 )
 from jaxformers.foundations.errors import UserError
 
-# Exit statuses of errors, which launch/README.md describes.
+# Exit statuses of errors. launch/README.md describes them.
 FAILURE = 1  # An error of the program or of the file system.
 MISTAKE = 2  # A mistake of the user: the same command fails again.
 RETRY = 75  # A full or absent disk, or a process of the run that has died.
-# Errors that ml_collections and config files of users raise.
+# Errors that ml_collections and the users' config files raise.
 _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, flags.Error)
 
 FLAGS = flags.FLAGS
 
-# Name, default, least value and description of the flags.
+# Name, default, lower bound and description of each flag.
 _FLAGS = (
   (
     "config",
@@ -63,7 +63,7 @@ _FLAGS = (
     "Folder for checkpoints, metrics and results. "
     "Default: runs/CONFIG-MODEL-ARGUMENTS-PROTOCOL-SEED.",
   ),
-  ("seeds", "", None, "Run several seeds, such as 0,1,2, in WORKDIR/seed_N."),
+  ("seeds", "", None, "Train several seeds, such as 0,1,2, in WORKDIR/seed_N."),
   ("eval_only", False, None, "Score the best checkpoint of the workdir again."),
   ("profile", False, None, "Write a trace of ten steps to WORKDIR/profile."),
   (
@@ -72,9 +72,9 @@ _FLAGS = (
     None,
     "Import code that the folder config.pretrained names.",
   ),
-  ("distributed", False, None, "Join the processes of a cluster JAX detects."),
+  ("distributed", False, None, "Join the processes that JAX detects."),
 )
-# The same of flags that are fields of `processes.Cluster`.
+# Flags that are fields of `processes.Cluster`, in the form of `_FLAGS`.
 _CLUSTER = (
   ("coordinator", "", None, "host:port of the first of several processes."),
   ("num_processes", -1, -1, "Number of processes that train together."),
@@ -90,11 +90,12 @@ _CLUSTER = (
     "stall_seconds",
     1800,
     0,
-    "Time after which a process of several that hangs ends itself; 0: never.",
+    "Time after which a hanging process of several ends itself; 0: never.",
   ),
 )
 _DEFINE: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
 
+# Define every flag by the type of its default; a default of None is a string.
 for _name, _default, _least, _text in (*_FLAGS, *_CLUSTER):
   _bounds = {} if _least is None else {"lower_bound": _least}
   _define = _DEFINE.get(type(_default), flags.DEFINE_string)
@@ -102,7 +103,7 @@ for _name, _default, _least, _text in (*_FLAGS, *_CLUSTER):
 
 
 def _prepare_process() -> None:
-  """Sets what JAX and the C library read before the first import of JAX."""
+  """Sets the environment of JAX and the C library before JAX is imported."""
   # With several CPU devices on few cores XLA's thread pool can starve.
   if "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "16")
@@ -110,7 +111,7 @@ def _prepare_process() -> None:
 
 
 def _prepare_jax() -> None:
-  """Configures JAX before it starts, and joins the other processes."""
+  """Configures JAX and connects this process to the others of the run."""
   with interrupts.importing():
     import jax
 
@@ -124,6 +125,7 @@ def _prepare_jax() -> None:
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   from jaxformers.training import processes
 
+  # Connect to the other processes, if there are any.
   fields: dict[str, Any] = {name: FLAGS[name].value for name, *_ in _CLUSTER}
   cluster = processes.find_cluster(**fields)
   if FLAGS.distributed or cluster.num_processes > 0:
@@ -135,10 +137,11 @@ class Command(NamedTuple):
   """Arguments of the command line, parsed and checked.
 
   Attributes:
-    loaded: config, as its file returns it.
-    config: config, with the fields that the arguments set.
-    chosen: paths of these fields.
-    seeds: seeds of the runs, one after the other; [] for the config's seed.
+    loaded: config as its file returns it.
+    config: config after the command line has set fields.
+    chosen: paths of the fields that the command line has set.
+    seeds: seeds of the runs, in the order of training; [] for the config's
+      seed.
   """
 
   loaded: ConfigDict
@@ -164,7 +167,7 @@ def _run(command: Command, began: float) -> None:
   for seed in seeds:
     if seed is not None:
       config.seed = seed
-    # Every seed has its folder.
+    # Each seed has its own workdir.
     workdir = FLAGS.workdir
     if workdir is None:
       workdir = default_workdir(FLAGS.config, command.loaded, config)
@@ -184,10 +187,11 @@ def _explain(error: Exception) -> tuple[int, str | None]:
   """
   from jaxformers.training import disk
 
+  # The disk is full or absent: the same command may succeed later.
   if isinstance(error, OSError) and disk.error_number(error):
     advice = "Run the same command again once the file system works."
     return RETRY, f"error: {error}\n{advice}"
-  # An error that names a file tells the user which one to look at.
+  # A file-system error that names a file is as clear as a `UserError`.
   has_file = isinstance(error, OSError) and error.filename is not None
   if isinstance(error, UserError) or has_file:
     return MISTAKE, f"error: {error}"
@@ -198,18 +202,18 @@ def _end(error: Exception) -> None:
   """Ends the process after an error, with a status for the launchers.
 
   Raises:
-    SystemExit: with one message, for a mistake of the user.
-    Exception: the error itself, with its traceback, for an internal error.
+    SystemExit: after printing one message, for a mistake of the user.
+    Exception: the given error with its traceback, for an internal error.
   """
   from jaxformers.training import processes
 
   status, message = _explain(error)
-  # Several processes: tell the launcher whether starting again may help.
+  # Several processes: the exit status says if the launcher should retry.
   if processes.has_peers():
     if lost := processes.explain_lost(error):
       status, message = RETRY, f"error: {lost}"
     print(message or traceback.format_exc(), file=sys.stderr)
-    # The end of Python would wait for the other processes.
+    # A normal exit of Python would wait for the other processes.
     processes.end_at_once(status)
   if message is None:
     raise error
@@ -218,19 +222,21 @@ def _end(error: Exception) -> None:
 
 
 def _ignore_closed_loop(unraisable: Any) -> None:
-  """Hides follow-up errors of unfinished writes after one that was raised."""
+  """Hides errors of unfinished writes that follow an error already raised."""
   if str(unraisable.exc_value) != "Event loop is closed":
     sys.__unraisablehook__(unraisable)
 
 
 def main(command: Command, began: float) -> None:
-  """Runs what the flags ask for; a user's mistake ends in one message.
+  """Runs the training that the flags describe.
+
+  A mistake of the user ends the process with one message.
 
   Args:
     command: arguments of the command line.
     began: value of `time.perf_counter` at the start of the process.
   """
-  # orbax warns of what is intended, and logs at length what it raises as well.
+  # orbax warns about intended settings, and logs errors that it also raises.
   logging.set_verbosity(logging.FATAL)
   sys.unraisablehook = _ignore_closed_loop
   interrupts.print_all_letters()
@@ -243,8 +249,12 @@ def main(command: Command, began: float) -> None:
 
 
 def _parse(argv: list[str]) -> Command:
-  """Parses flags; a mistake ends in one message before JAX starts."""
+  """Parses the flags before JAX starts.
+
+  A mistake of the user ends the process with one message.
+  """
   try:
+    # Separate the fields of the config from the flags.
     program, *arguments = argv
     overrides, rest = cli.split_overrides(arguments)
     rest = _name_config(rest)
@@ -266,13 +276,13 @@ def _parse(argv: list[str]) -> Command:
         "--workdir is empty: name a folder, or leave out the option for a "
         "folder below runs/."
       )
-    # A wrong field or seed ends here, before JAX starts. Modules of the user
-    # and most recipes import it.
+    # Prepare the process: the user's modules and most recipes import JAX. A
+    # wrong field or seed ends here, before JAX starts.
     _prepare_process()
     configs.import_named(overrides)
     loaded = configs.load(FLAGS.config)
     config = configs.override(loaded, overrides)
-    # Weights that the run begins with may complete its model later.
+    # Check the fields now, unless pretrained weights complete the model later.
     if not config.get("pretrained"):
       RunConfig.from_dict(config)
     seeds = cli.numbers("seeds", FLAGS.seeds)
@@ -302,8 +312,9 @@ def _name_config(arguments: list[str]) -> list[str]:
 
 
 def _unexpected(words: list[str]) -> str:
-  """Returns the message about arguments that are no flags."""
+  """Returns the error message for arguments that are not flags."""
   text = f"Unexpected arguments {' '.join(words)}: flags start with --."
+  # Suggest --config if the first argument is the name of a config.
   try:
     configs.find_file(words[0].partition(":")[0])
   except UserError:
@@ -316,13 +327,14 @@ def _help(spec: str | None, overrides: Sequence[str]) -> str:
 
   Args:
     spec: value of --config; None for the fields that every config has.
-    overrides: arguments that set fields, of which `imports` counts here.
+    overrides: arguments that set fields. Only `imports` has an effect here.
   """
+  # Select the fields to list, and the function that finds their ranges.
   find: Any
   if spec is None:
     fields, find = configs.base(), ranges.of(RunConfig).get
   else:
-    # Options belong to modules that import JAX.
+    # Import here: modules that define options import JAX.
     from jaxformers.training.run import find_range
 
     configs.import_named(overrides)
@@ -339,7 +351,7 @@ def _help(spec: str | None, overrides: Sequence[str]) -> str:
 
 
 def _find_spec(argv: list[str]) -> str | None:
-  """Returns the value of --config, or None."""
+  """Returns the value of --config, or None if the flag is absent."""
   # absl accepts `--config PATH` and `--config=PATH`, with one dash or two.
   for arg, following in zip(argv, [*argv[1:], ""], strict=False):
     if arg in ("--config", "-config"):
@@ -350,11 +362,11 @@ def _find_spec(argv: list[str]) -> str | None:
 
 
 def console() -> None:
-  """Runs the command line."""
+  """Parses the command line and trains."""
   began = time.perf_counter()
   try:
     app.run(functools.partial(main, began=began), flags_parser=_parse)
-  except KeyboardInterrupt:  # Before `main` has begun.
+  except KeyboardInterrupt:  # Ctrl-C before `main` starts.
     interrupts.leave()
 
 

@@ -1,4 +1,4 @@
-"""Assertions of trees of numbers, made of chex's, and of many cases at once."""
+"""Assertions for trees of numbers, based on chex, and for lists of cases."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,14 +10,15 @@ import pytest
 
 
 def assert_all(check: Callable, cases: Iterable[tuple], least: int = 1) -> None:
-  """Fails with a list of all cases that a check fails for.
+  """Fails with a list of all cases for which a check fails.
 
-  For a quick check of hundreds of files or options, in place of a test each.
+  Use it instead of many tests for a quick check of hundreds of files or
+  options.
 
   Args:
-    check: function of the parts of a case, that asserts or raises an error.
+    check: function that fails an assertion or raises an error.
     cases: tuples of arguments of `check`.
-    least: number of cases that there are at least.
+    least: minimum number of cases.
   """
   cases, offenders = list(cases), []
   for case in cases:
@@ -38,11 +39,12 @@ def assert_between(
 
   Args:
     tree: tree of numbers.
-    low, high: bounds, broadcast to every leaf; included, and infinite for none.
-    rtol, atol: share of a bound, and distance, that rounding may go beyond it.
+    low, high: inclusive bounds, broadcast to every leaf; infinite for no bound.
+    rtol, atol: relative and absolute tolerance of the bounds, for rounding.
   """
   chex.assert_tree_all_finite(tree)
   low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+  # Widen the bounds by the tolerances.
   finite = (
     np.where(np.isfinite(low), low, 0),
     np.where(np.isfinite(high), high, 0),
@@ -50,6 +52,6 @@ def assert_between(
   low = low - rtol * np.abs(finite[0]) - atol
   high = high + rtol * np.abs(finite[1]) + atol
   tree = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
-  # A number between two bounds is what they cut it to.
+  # A number between the bounds is equal to its clipped value.
   inside = jax.tree.map(lambda leaf: np.clip(leaf, low, high), tree)
   chex.assert_trees_all_close(tree, inside, rtol=0.0, atol=0.0)

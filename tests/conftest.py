@@ -1,6 +1,6 @@
-"""Four virtual CPU devices for every test, and data for seconds."""
+"""Fixtures and options of all tests, with four virtual CPU devices."""
 
-# First of all: importing it closes the handlers of logs that exist by then.
+# Import submitit first: its import closes all log handlers that exist.
 import submitit  # noqa: F401, I001
 
 import gc
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.marks import FAST_COMPILE
 
-# Both before JAX is imported: XLA's thread pool starves with virtual devices.
+# Set the environment before JAX is imported. NPROC enlarges XLA's thread pool,
+# which starves with virtual devices.
 os.environ["XLA_FLAGS"] = " ".join(
   [
     os.environ.get("XLA_FLAGS", ""),
@@ -35,8 +36,8 @@ from tests import reuse
 
 ROOT = Path(__file__).parents[1]
 
-# Most of what JAX traces lives until the end: looking for what does not, as
-# often as Python does by itself, takes a twentieth of the time.
+# Collect garbage less often: most objects of JAX live until the end, and
+# Python's default takes a twentieth of the time.
 gc.set_threshold(50_000, 20, 50)
 
 settings.register_profile("suite", deadline=None, max_examples=15)
@@ -47,18 +48,18 @@ jax.config.update(
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-# What XLA makes faster is not what is tested, and takes a third of the time; a
-# test of memory or of rounding asks for `optimized`.
+# Skip most of XLA's optimisations, which take a third of the time. Tests of
+# memory or of rounding use the fixture `optimized`.
 jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_addoption(parser):
-  """--all and --long, for what takes longer; --imports, for other mixers."""
+  """Adds --all and --long for slow tests, and --imports for users' mixers."""
   parser.addoption(
-    "--all", action="store_true", help="also run what is marked slow"
+    "--all", action="store_true", help="also run the tests marked slow"
   )
   parser.addoption(
-    "--long", action="store_true", help="also run what is marked slow or long"
+    "--long", action="store_true", help="also run tests marked slow or long"
   )
   parser.addoption(
     "--imports",
@@ -73,7 +74,7 @@ imported = set()  # Mixers that the modules of --imports have registered.
 
 
 def pytest_configure(config):
-  """Imports the modules of --imports before the tests list the mixers."""
+  """Imports the modules of --imports, before the tests list the mixers."""
   if names := config.getoption("imports"):
     before = {*MIXERS}
     try:
@@ -90,7 +91,7 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-  """With --imports, no other file than that of the properties is read."""
+  """With --imports, ignores all files except the property tests of mixers."""
   if config.getoption("imports") and collection_path.suffix == ".py":
     return collection_path != PROPERTIES
   return None
@@ -102,7 +103,7 @@ def is_imported(item):
   return any(isinstance(v, str) and v in imported for v in values)
 
 
-# Files that take longest, first: or one process ends long after the other.
+# The slowest files. They start first, so that all processes end together.
 LONGEST = (
   "tests/test_main.py",
   "tests/training/test_loop.py",
@@ -116,12 +117,13 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(config, items):
-  """Leaves out what was not asked for, and puts long files first."""
+  """Deselects tests that were not asked for, and sorts slow files first."""
+  # With --imports, keep the tests of the imported mixers.
   if imported:
     left = [item for item in items if not is_imported(item)]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if is_imported(item)]
-  # All of them for a mixer from elsewhere.
+  # Imported mixers get all tests; otherwise deselect long and slow tests.
   is_long = config.getoption("long") or bool(imported)
   is_slow = is_long or config.getoption("all")
   if not is_long:
@@ -135,23 +137,25 @@ def pytest_collection_modifyitems(config, items):
     path = item.path.relative_to(ROOT).as_posix()
     return LONGEST.index(path) if path in LONGEST else len(LONGEST)
 
+  # Sort the slowest files first.
   items.sort(key=place)
 
 
-MOST_MAPPINGS = 30_000  # Of memory, by a process: Linux allows 65,530.
-MOST_MEMORY = 4 * 2**30  # Bytes of a process of tests, of which there are two.
+MOST_MAPPINGS = 30_000  # Memory mappings of a process. Linux allows 65,530.
+MOST_MEMORY = 4 * 2**30  # Bytes of each of the two test processes.
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_programs():
-  """Drops the programs of a file, before the process has too many of them.
+  """Frees compiled programs after a file, before the process has too many.
 
-  A program that XLA compiles for the CPU takes about nine mappings of memory.
-  Where Linux grants no more, the process ends by a segmentation fault, usually
-  while a program is written to the cache on disk. Programs that tests share
-  take gigabytes by and by.
+  A program that XLA compiles for the CPU takes about nine memory mappings. If
+  Linux grants no more mappings, the process ends with a segmentation fault,
+  usually while it writes a program to the cache on disk. The programs that
+  tests share also take gigabytes over time.
   """
   yield
+  # Read the number of mappings and the memory of this process.
   mappings = Path("/proc/self/maps")
   if not mappings.exists():
     return
@@ -166,7 +170,7 @@ def few_programs():
 
 @pytest.fixture(autouse=True, scope="session")
 def repeated_once():
-  """Does once what most tests would repeat: see `reuse`."""
+  """Reuses models and programs that most tests would build; see `reuse`."""
   with pytest.MonkeyPatch.context() as patch:
     reuse.install(patch)
     yield
@@ -174,14 +178,14 @@ def repeated_once():
 
 @pytest.fixture
 def strict():
-  """No implicit type or rank promotion."""
+  """Forbids implicit promotion of types and ranks."""
   with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
     yield
 
 
 @pytest.fixture
 def optimized():
-  """The programs that users run, with all of XLA's optimisations."""
+  """Compiles programs with all of XLA's optimisations, as for users."""
   jax.config.update("jax_disable_most_optimizations", False)
   yield
   jax.config.update("jax_disable_most_optimizations", True)
@@ -189,15 +193,15 @@ def optimized():
 
 @pytest.fixture
 def one_device(monkeypatch):
-  """The whole of a test on the first device alone."""
+  """Runs a test on only the first device."""
   monkeypatch.setattr(compilers, "devices", lambda: jax.devices()[:1])
 
 
 @pytest.fixture
 def prints_alike(tmp_path):
-  """A function: code prints the same with three hash seeds, and not nothing.
+  """Returns a check that code prints the same text with three hash seeds.
 
-  Each process has a folder of its own, sys.argv[1].
+  Each process gets a separate folder, sys.argv[1].
   """
 
   def check(code):
@@ -218,13 +222,17 @@ def prints_alike(tmp_path):
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
-  """Where the small ListOps of `smoke` is generated, once."""
+  """Folder in which the small ListOps of `smoke` is generated once."""
   return tmp_path_factory.mktemp("data")
 
 
 @pytest.fixture(scope="session")
 def smoke(data_dir):
-  """A function that makes a config of seconds; `**fields` override it."""
+  """Returns a function that makes the config of a run of a few seconds.
+
+  Its arguments are the name of the model, and `**fields` that replace fields of
+  the config.
+  """
 
   def make(model="transject", **fields):
     config = configs.load(
@@ -235,7 +243,7 @@ def smoke(data_dir):
     config.task.update(min_length=5, max_length=60)
     config.model.update(d_model=16, head_dim=8)
     config.update(batch_size=8, eval_batch_size=8, total_steps=10)
-    config.buckets = 1  # Every length is compiled.
+    config.buckets = 1  # A step is compiled for every length of batches.
     config.update(log_steps=2, eval_steps=5, checkpoint_steps=5)
     config.schedule.warmup_steps = min(4, fields.get("total_steps", 10))
     config.update_from_flattened_dict(fields)
@@ -246,9 +254,9 @@ def smoke(data_dir):
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory, worker_id):
-  """Where real archives are prepared, once for all tests in all processes."""
+  """Folder in which real archives are prepared once, for all processes."""
   base = tmp_path_factory.getbasetemp()
-  # Those of pytest-xdist have folders of their own, side by side.
+  # Processes of pytest-xdist have sibling folders: use their parent.
   folder = (base if worker_id == "master" else base.parent) / "prepared"
   folder.mkdir(exist_ok=True)
   return folder
@@ -256,7 +264,7 @@ def prepared(tmp_path_factory, worker_id):
 
 @pytest.fixture(scope="session")
 def archives():
-  """The folder with real archives; the test is skipped where there is none."""
+  """Folder with real archives. The test is skipped if there is none."""
   default = ROOT.parent / "shared" / "data"
   folder = Path(os.environ.get("JAXFORMERS_DATA_ARCHIVES", default))
   if not (folder / "aclImdb_v1.tar.gz").exists():

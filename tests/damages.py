@@ -1,4 +1,4 @@
-"""How tests damage files: one way of each kind that disks and people have."""
+"""Damages to files, one for each kind that disks and people cause."""
 
 import random
 from pathlib import Path
@@ -10,11 +10,12 @@ def damage(path: Path, kind: str, others: list[Path], rng: random.Random):
   """Damages a file.
 
   Args:
-    path: file that is damaged.
-    kind: one of `KINDS`: a bit is flipped, the end is cut off, all of it is
-      gone, the file is gone, or it is exchanged for another.
-    others: files that it may be exchanged for.
-    rng: draws the place.
+    path: file to damage.
+    kind: one of `KINDS`. "flip" flips a bit, "cut" removes the end, "empty"
+      removes the content, "delete" removes the file, and "swap" exchanges it
+      with another file.
+    others: files to exchange it with.
+    rng: generator that draws the place of the damage.
   """
   content = path.read_bytes()
   if kind == "flip" and content:

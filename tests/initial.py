@@ -1,8 +1,8 @@
-"""Parameters that the tests of several packages begin with.
+"""Fast initialisation of parameters for tests.
 
-A compiled `init` takes seconds for each model, most of them for random numbers.
-Here each parameter is drawn by itself, whose program all models share, and the
-forward pass is traced alone. The numbers are those of `init`.
+A compiled `init` takes seconds for each model, mostly for random numbers. Here
+each parameter is drawn by a separate program, which all models share, and the
+forward pass is only traced. The numbers are equal to the numbers of `init`.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from flax.core import scope
 
 
 def params(module, *args, seed=0, train=False, **kwargs):
-  """Parameters of `module.init(jax.random.key(seed), *args, **kwargs)`."""
+  """Returns the parameters of `module.init(key(seed), *args, **kwargs)`."""
   key, made = jax.random.key(seed), []
 
   def trace(args):
@@ -22,13 +22,13 @@ def params(module, *args, seed=0, train=False, **kwargs):
 
   with _drawn_at_once():
     jax.eval_shape(trace, args)
-  # In the order of names, as a compiled `init` returns them.
+  # Sort by name, as a compiled `init` does.
   return jax.tree.map(lambda leaf: leaf, made[0])
 
 
 @contextlib.contextmanager
 def _drawn_at_once():
-  """Keys and parameters are computed while the rest is traced."""
+  """Computes keys and parameters while the forward pass is traced."""
   make_rng, param = scope.Scope.make_rng, scope.Scope.param
 
   @functools.wraps(make_rng)

@@ -1,19 +1,19 @@
-"""Marks, mixers and flags of XLA that several files of tests share."""
+"""Marks, mixers and flags of XLA that several test files share."""
 
 import shutil
 from importlib import metadata
 
 import pytest
 
-# Path of a browser that opens pages; None where there is none.
+# Path of a browser that opens pages; None if no browser is installed.
 BROWSER = next(
   filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))),
   None,
 )
 
-# Programs are compiled in half the time, and are as they are otherwise: one
-# module of LLVM for all kernels of a program takes a sixth less than 32. From
-# 0.11 on jaxlib no longer knows the first flag, and ends at it.
+# Flags that halve the time of compilation without changing results. One LLVM
+# module for all kernels of a program takes a sixth less time than 32 modules.
+# From version 0.11 on, jaxlib rejects the first flag.
 FAST_COMPILE = (
   "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
   if metadata.version("jaxlib").startswith("0.10.")
@@ -22,7 +22,7 @@ FAST_COMPILE = (
 
 
 def long_except(short, values):
-  """Returns the values of a parameter; all but the short ones need --long."""
+  """Marks all values of a parameter except the short ones for --long."""
   return [
     value if value in short else pytest.param(value, marks=pytest.mark.long)
     for value in values
@@ -30,12 +30,13 @@ def long_except(short, values):
 
 
 def slow_except(quick, values, short=None):
-  """Returns the values of a parameter; all but the quick ones need --all.
+  """Marks all values of a parameter except the quick ones for --all.
 
   Args:
     quick: values that the default tests run.
-    values: all values, of which `quick` are some.
-    short: values that --all runs, too; others need --long. None for all.
+    values: all values, including `quick`.
+    short: values that --all also runs; the other values need --long. None for
+      all values.
   """
 
   def marks(value):
@@ -48,7 +49,7 @@ def slow_except(quick, values, short=None):
 
 
 # One mixer of each kind: certified, linear, in blocks, a scan of a recurrence,
-# a state space, exact attention and TransJect's. The others are run by --all.
+# a state space, exact attention and TransJect's. --all tests the other mixers.
 REPRESENTATIVES = (
   "allpass",
   "linear",

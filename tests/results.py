@@ -2,7 +2,7 @@
 
 
 def make(config, **fields):
-  """Results of a run of a config; `fields` replace the least, or are added."""
+  """Returns the results of a run of a config; `fields` replace or add some."""
   least = {
     "task": "listops",
     "protocol": "lra",

@@ -1,9 +1,8 @@
-"""Work that many tests would repeat, done once by each process of tests.
+"""Caches for work that many tests would repeat in a process.
 
-Most tests build the same few tiny models and runs. JAX traces a model anew for
-each of them, in Python, and that takes longer than what the tests compute. The
-functions that are patched here are pure, and a result is reused only for equal
-arguments.
+Most tests build the same few tiny models and runs. JAX would trace each model
+again in Python, which takes longer than the computation of the test. The
+patched functions are pure, and a result is reused only for equal arguments.
 """
 
 import functools
@@ -22,13 +21,14 @@ from jaxformers.models.mixer import MIXERS
 from jaxformers.models.variants import MODELS
 from jaxformers.training import evaluate, losses, optim, run, steps, trainer
 
-PROGRAMS = {}  # Compiled functions by what they are a function of.
-KEPT = {}  # Objects by their id.
+PROGRAMS = {}  # Compiled functions, by all values that they depend on.
+KEPT = {}  # Objects by their id, so that no id is used again.
+# Types whose values `_identify` compares directly.
 PURE = (bool, int, float, complex, str, bytes, type(None), type, np.dtype)
 
 
 def install(patch):
-  """Patches what is repeated; `patch` undoes it."""
+  """Installs the caches; `patch` removes them at its end."""
   patch.setattr(building, "check_mixer", _check_mixer)
   for module in (building, models):
     patch.setattr(module, "shapes", _shapes)
@@ -39,20 +39,21 @@ def install(patch):
 
 
 def forget():
-  """Drops compiled functions, so that their programs can be freed."""
+  """Clears the compiled functions, so that their programs can be freed."""
   PROGRAMS.clear()
 
 
 def _same(value):
-  """Returns a key that only this object has: it is never freed."""
+  """Returns a key that is unique to this object, which is never freed."""
   KEPT[id(value)] = value
   return id(value)
 
 
 def _registered(config):
-  """Returns what two equal configs may differ in.
+  """Returns a key for the ways in which two equal configs may differ.
 
-  Tests register other code under a name; and 1 equals 1.0, which is refused.
+  Tests may register other code under the same name. Also, 1 equals 1.0, but the
+  package refuses a float in place of an integer.
   """
   variant = MODELS[config.name]
   mixer = MIXERS[variant.mixer] if variant.mixer else None
@@ -61,12 +62,12 @@ def _registered(config):
 
 
 def _modes():
-  """Returns options of JAX under which programs differ."""
+  """Returns the options of JAX that change programs."""
   is_plain = jax.config.read("jax_disable_most_optimizations")
   return (is_plain, jax.config.jax_enable_x64)
 
 
-# Layers that were traced when a model of the same config was built.
+# Cache of the checks of layers, by the config of the model.
 
 real_check_mixer = building.check_mixer
 checked = set()
@@ -80,7 +81,7 @@ def _check_mixer(config, mixer, n):
     checked.add(key)
 
 
-# Shapes of the parameters of a model.
+# Cache of the shapes of all parameters, by model.
 
 real_shapes = building.shapes
 trees = {}
@@ -96,22 +97,24 @@ def _shapes(model):
   )
   if key not in trees:
     trees[key] = real_shapes(model)
-  return jax.tree.map(lambda leaf: leaf, trees[key])  # It may be changed.
+  # Return a copy, because the caller may change it.
+  return jax.tree.map(lambda leaf: leaf, trees[key])
 
 
-# Shapes of parameters, which Flax traces in every call of a model to compare
-# them with those of the parameters given.
+# Cache of the shape of each parameter. In every call of a model, Flax traces
+# its initialiser to compare the shape with the given parameter.
 
 real_param = scope.Scope.param
 shapes = {}
 
 
 class _Impure(Exception):
-  """A function closes over something that may change."""
+  """Error for a function that closes over a value that may change."""
 
 
 def _identify(value):
   """Returns a key that equal pure functions and constants share."""
+  # Identify a function by its code, closure and defaults.
   if isinstance(value, functools.partial):
     parts = (value.args, tuple(sorted(value.keywords.items())))
     return ("partial", _identify(value.func), _identify(parts))
@@ -129,7 +132,7 @@ def _identify(value):
 
 
 def _like(shape):
-  """Returns an array of a shape that takes no memory."""
+  """Returns an array of the given shape that takes no memory."""
   return np.broadcast_to(np.int8(0), shape.shape)
 
 
@@ -152,11 +155,11 @@ def _param(self, name, init, *args, **kwargs):
   return real_param(self, name, lambda key: like, **unbox)
 
 
-# Steps of runs of the same model, optimiser and layout.
+# Cache of compiled steps, by model, optimiser and layout.
 
 
 def _optimizer(c):
-  """Returns what an optimiser is made from."""
+  """Returns a key of the fields and functions that define an optimiser."""
   fields = configs.plain(c.as_dict())
   names = ("optimizer", "schedule", "total_steps")
   return (
@@ -173,7 +176,7 @@ def _compile_step(self):
   c = self.run.config
   leaves, tree = jax.tree.flatten(self.state)
   step = self._make_step()
-  # An optimiser is a pair of functions: what it is made from stands for it.
+  # Replace the optimiser, a pair of functions, by the key that defines it.
   fields = {k: v for k, v in step.keywords.items() if k != "tx"}
   key = (
     "train",

@@ -1,4 +1,4 @@
-"""A trained model with the task that a test gives it, without a run."""
+"""Trained models on a task of a test, without a run."""
 
 import dataclasses
 from pathlib import Path
@@ -9,12 +9,12 @@ from jaxformers.inference import TrainedModel
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class OnTask(TrainedModel):
-  """A trained model whose task is a field."""
+  """Trained model whose task is a field."""
 
   task: Any = None
 
 
 def on_task(task, model, params, step):
-  """Returns a trained model on a task; its inputs are those of the task."""
+  """Returns a trained model whose task is the given task."""
   fields = (Path(), {}, model, params, None, (), {}, step, {})
   return OnTask(*fields, task=task)

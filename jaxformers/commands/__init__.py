@@ -1,1 +1,1 @@
-"""Commands: a module for each, whose docstring is its help."""
+"""Commands: one module for each command, whose docstring is its help."""

@@ -4,15 +4,15 @@ python -m jaxformers advise --params 125e6 --vocab 32000
 python -m jaxformers advise --params 125e6 --vocab 32000 \
     --config configs/lm/text.py --out advice
 
-The fit (`jaxformers.theory.fit`) is that of Levine et al.'s later version,
-arXiv 2006.12467: log d = 5.039 + 0.0555 L, from decoders of 6 to 48 layers with
-12 L d^2 parameters besides the embedding. The recommended network has at most
-96 layers. Its parameters differ from the given number by less than 10 %, and
-from 10 M on by less than 5 %.
+The recommendation uses the fit (`jaxformers.theory.fit`) of the later version
+of Levine et al., arXiv 2006.12467: log d = 5.039 + 0.0555 L. It was fitted to
+decoders of 6 to 48 layers with 12 L d^2 parameters besides the embedding. The
+recommended network has at most 96 layers. Its number of parameters differs from
+the given number by less than 10 %, and by less than 5 % above 10 M parameters.
 
 The rank of the embedding is at most the size of the vocabulary. By the theory,
-a width above that rank is wasted (arXiv 2105.03928), and more layers are the
-better use of the parameters.
+a width above that rank is wasted (arXiv 2105.03928), and the parameters are
+better spent on more layers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jaxformers.theory import advise
 
 
 def _sizes(spec: str) -> advise.Sizes:
+  """Returns the sizes of the model of a config."""
   model = configs.plain(configs.load(spec))["model"]
   mlp_dim = model.get("block", {}).get("mlp_dim", 0)
   return advise.Sizes(model["num_layers"], model["d_model"], mlp_dim)
@@ -40,22 +41,24 @@ def _sizes(spec: str) -> advise.Sizes:
   cli.option(
     "vocab",
     0,
-    "size of the vocabulary, which bounds the width (default: no bound)",
+    "size of the vocabulary, an upper bound of the width (default: no bound)",
   ),
   cli.option(
     "rank",
     0,
-    "rank of the embedding, which bounds the width (default: no bound)",
+    "rank of the embedding, an upper bound of the width (default: no bound)",
   ),
   cli.option("config", "", "path.py:key=value,..."),
   cli.option("out", "", "write OUT.png and OUT.svg"),
 )
 def main(params: float, vocab: int, rank: int, config: str, out: str) -> None:
-  """Prints the advice, and draws it if asked."""
+  """Prints the recommendation, and draws it if --out is set."""
+  # Check for the plotting library before the computation.
   if out:
     requirements.require("plots", f"--out={out}")
   sizes = _sizes(config) if config else None
   print("\n".join(advise.advice_lines(params, vocab, rank, sizes)))
+  # Draw the recommendation and the sizes of the config.
   if out:
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)

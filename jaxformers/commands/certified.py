@@ -1,21 +1,24 @@
-r"""Scores a classifier under every change of its inputs of a size.
+r"""Certifies and attacks the predictions of a classifier.
 
 python -m jaxformers certified runs/imdb
 
-For k replaced tokens, and for perturbations of the embedded sequence: certified
-accuracy, the share of test examples that are classified right and stay so
-whatever the change is; and attacked accuracy, what is left after a search for
-such changes, which is an upper bound. The first needs layers with a bound for
-all sequences, such as those of `isometric`; every encoder has the second.
+Two scores are computed for k replaced tokens, and for perturbations of the
+embedded sequence. Certified accuracy is the share of test examples that are
+classified correctly and provably stay so under every change of this size.
+Attacked accuracy is the accuracy after a search for harmful changes, and an
+upper bound of certified accuracy. Certified accuracy needs layers with a bound
+for all sequences, as `isometric` has; attacked accuracy works for every
+encoder.
 
-The certificate: a change moves the pooled vector by at most a bound that goes
-through the layers with the weights at hand (`InvertibleLayers.bound`), and the
-difference of two logits by the norm of the difference of their weights times
-that. A prediction whose margin is greater cannot change. As the radius of
-Tsuzuku et al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1, but for
-the mean over tokens, of which k of n change by any token of the vocabulary.
-Jia et al. 2019 (https://arxiv.org/abs/1909.00986) certify substitutions from
-lists of similar words, at any number of places.
+The certificate: a change of the input moves the pooled vector by at most a
+bound, which is propagated through the layers with their current weights
+(`InvertibleLayers.bound`). The difference of two logits then moves by at most
+this bound times the norm of the difference of their weight vectors. If the
+margin of a prediction is greater, the prediction cannot change. This is the
+radius of Tsuzuku et al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1,
+adapted to mean pooling when k of n tokens may be replaced by any token of the
+vocabulary. Jia et al. 2019 (https://arxiv.org/abs/1909.00986) instead certify
+substitutions from lists of similar words, at any number of positions.
 """
 
 from __future__ import annotations
@@ -34,20 +37,28 @@ from jaxformers.foundations import cli, requirements
   *states.STATE,
   states.SPLIT,
   cli.option("tokens", "0,1,2,4,8", "numbers of replaced tokens"),
-  cli.option("radii", "0.001,0.01,0.1", "norms of perturbations, as shares"),
+  cli.option(
+    "radii",
+    "0.001,0.01,0.1",
+    "norms of perturbations, as shares of the norm of the sequence",
+  ),
   cli.option("samples", 200, "number of test examples to attack"),
-  cli.option("examples", 0, "number to certify (default: all)"),
-  cli.option("steps", 20, "steps of gradient ascent"),
+  cli.option(
+    "examples", 0, "number of test examples to certify (default: all)"
+  ),
+  cli.option("steps", 20, "steps of gradient ascent of each attack"),
   cli.option("seed", 0, "seed of the choice of examples"),
 )
 def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
-  """Prints the table of a run; writes `certified.json` and pictures into it.
+  """Prints the scores of a run, and writes `certified.json` and pictures.
 
-  Tables of other states are printed, and not written.
+  The files go to the workdir. Scores of other weights are only printed.
   """
+  # Check for the plotting library before the measurement.
   state = states.take_state(options)
   if not states.describe(state):
     requirements.require("plots", f"The picture in {workdir}")
+  # Certify and attack the predictions.
   run = states.load(workdir, **state)
   content = certified.measure_certified(
     run,
@@ -55,6 +66,7 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
     radii=cli.numbers("radii", radii, float),
     **options,
   )
+  # Print the table, and write it if the weights are the run's.
   print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
   print("\n".join(certified.lines(content)))
   if label := states.describe(state):
@@ -63,7 +75,7 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
   path = Path(workdir) / "certified.json"
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   certified.figure(content).write(Path(workdir))
-  print(f"Written to {path}, with pictures beside it.")
+  print(f"Written to {path}, with pictures in the same folder.")
 
 
 if __name__ == "__main__":

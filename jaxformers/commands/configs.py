@@ -3,7 +3,7 @@ r"""Lists the configs that come with the package, or describes one.
 python -m jaxformers configs
 python -m jaxformers configs lra/text
 
-A name is a value of --config, as a path is: --config lra/text:size=tiny.
+--config accepts a name as well as a path: --config lra/text:size=tiny.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxformers.foundations.tables import markdown_table
 
 
 def document(path: Path) -> str:
-  """Returns the docstring of a config file, which is not run."""
+  """Returns the docstring of a config file without running the file."""
   return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
@@ -27,7 +27,7 @@ def document(path: Path) -> str:
   ),
 )
 def main(name: str) -> None:
-  """Prints a line for each config, or the description of one."""
+  """Prints a line for each config, or the docstring of one config."""
   if name:
     print(document(configs.find_file(name.partition(":")[0])))
     return

@@ -1,4 +1,4 @@
-"""Runs a command, `python -m jaxformers NAME ...`, or lists them all."""
+"""Runs a command by `python -m jaxformers NAME ...`, or lists all commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.version import __version__
 
-# Commands as their overview groups them.
+# Commands by the titles of their groups in the overview.
 GROUPS = {
   "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
   "Compare runs": ("results", "report", "published", "price"),
@@ -32,8 +32,8 @@ GROUPS = {
   ),
   "Depth and width": ("advise", "bounds", "rank", "depth"),
 }
-# Modules of commands, by name. Each has a `main` that takes the arguments after
-# the name; that of training reads the flags of the process.
+# Modules of commands, by name. Each module has a `main`, which takes the
+# arguments after the name. The training command reads the process's arguments.
 COMMANDS = {
   name: f"jaxformers.commands.{name}"
   for names in GROUPS.values()
@@ -49,14 +49,15 @@ USAGE = """usage: jaxformers COMMAND ...
 
 
 def overview() -> str:
-  """Returns a line for each command: the first of its module's docstring.
+  """Returns the list of commands, with the first line of each docstring.
 
-  No command is imported for it.
+  The docstrings are read from the source files without importing a command.
   """
   lines = [USAGE]
   width = max(map(len, COMMANDS))
   for title, names in GROUPS.items():
     lines.append(f"{title}:")
+    # Read the docstring from the source file of the module.
     for name in names:
       spec = importlib.util.find_spec(COMMANDS[name])
       assert spec is not None and spec.origin  # The package has its source.
@@ -67,15 +68,20 @@ def overview() -> str:
 
 
 def console() -> None:
-  """Runs a command. Flags alone train; no argument lists the commands."""
+  """Runs the command that the arguments of the process name.
+
+  Arguments that begin with a flag train a model. Without arguments, the
+  commands are listed.
+  """
   try:
     _run()
-  except KeyboardInterrupt:  # Before the command has begun.
+  except KeyboardInterrupt:  # Ctrl-C before the command starts.
     interrupts.leave()
 
 
 def _run() -> None:
   name = sys.argv[1] if len(sys.argv) > 1 else ""
+  # List the commands, or print the version.
   if name in ("", "help", "--help", "-h"):
     with interrupts.closed_pipe():
       print(overview())
@@ -83,14 +89,16 @@ def _run() -> None:
   if name == "--version":
     print(__version__)
     return
+  # Train. absl expects its flags directly after the name of the program.
   if name == "train":
-    del sys.argv[1]  # Flags of absl follow the name of the program.
+    del sys.argv[1]
   if name == "train" or name.startswith("-"):
     with interrupts.importing():
       from jaxformers import main  # Defines flags.
 
     main.console()
     return
+  # Run one of the other commands.
   try:
     choose("command", name, COMMANDS)
   except UserError as error:

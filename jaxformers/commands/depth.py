@@ -2,13 +2,13 @@ r"""Compares depth with width at equal parameters, from the runs of a sweep.
 
 python -m jaxformers depth runs/figure2 --out figure2
 
-For every depth and width the learning rate with the largest number of seeds
-counts; of several, the one with the best loss on the selection split. Runs that
-differ in anything else are refused. Welch's t at 95 % decides whether seeds
-tell two depths apart, for each pair alone: among twenty pairs of equals one
-will seem to differ. The table and the picture have the test loss over 12 L d^2,
-the parameters besides the embedding, as in figure 2 of Levine et al. 2020
-(https://arxiv.org/abs/2006.12467).
+For every depth and width, the learning rate with the largest number of seeds is
+used. A tie is resolved by the best loss on the selection split. Runs that
+differ in any other field are an error. Welch's t-test at 95 % decides if two
+depths differ. Each pair is tested separately, so one of twenty pairs of equal
+depths will appear to differ. The table and the picture show the test loss over
+12 L d^2, the number of parameters besides the embedding, as in figure 2 of
+Levine et al. 2020 (https://arxiv.org/abs/2006.12467).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from jaxformers.foundations import cli, requirements
 
 @cli.command(cli.WORKDIRS, cli.option("out", "", "write OUT.png, .svg, .csv"))
 def main(workdirs: Sequence[Path], out: str) -> None:
-  """Prints the tables, and draws them if asked."""
+  """Prints the tables, and draws them if --out is set."""
+  # Check for the plotting library before the computation.
   if out:
     requirements.require("plots", f"--out={out}")
   points = depth.select_points(read_runs(workdirs))

@@ -1,18 +1,18 @@
-r"""Exports a trained model as files that need nothing of this package.
+r"""Exports a trained model as files that work without this package.
 
 python -m jaxformers export runs/text --out model
 
-Writes model.jax, the program (`jax.export`, for CPU, GPU and TPU), and
-model.safetensors, its arrays: orthogonal matrices as they are, with no map to
-compute. To use them:
+Writes the program model.jax (`jax.export`, for CPU, GPU and TPU) and its arrays
+model.safetensors. The arrays contain the orthogonal matrices themselves, so
+that no orthogonal map has to be computed. To use them:
 
     program = jax.export.deserialize(bytearray(Path("model.jax").read_bytes()))
     arrays = safetensors.numpy.load_file("model.safetensors")
     logits = program.call(arrays, ids)
 
-Beside them lie model.json, which describes inputs and outputs, the
-vocabulary.json and tokenizer.json of the run, and parameters.safetensors, the
-parameters as they are trained: `--config.pretrained=model` begins with them.
+The folder also contains model.json, which describes inputs and outputs, and the
+vocabulary.json and tokenizer.json of the run. parameters.safetensors contains
+the trained parameters; `--config.pretrained=model` starts a run from them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from jaxformers.foundations import cli
   ),
 )
 def main(workdir: str, out: Path, length: int) -> None:
-  """Writes the files and compares them with the model."""
+  """Writes the files, and compares the exported program with the model."""
   run = states.load(workdir)
   content = export.write(run, out, length)
+  # Print the size, and the largest difference from the model.
   print(
     f"{out}: inputs {content['inputs']} {content['dtype']}, "
     f"{content['numbers']:,} numbers, for {', '.join(content['platforms'])};"

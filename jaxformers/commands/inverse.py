@@ -1,10 +1,10 @@
-r"""Runs injective layers backwards, from any of them to the tokens.
+r"""Runs injective layers backwards, from the last output to the tokens.
 
 python -m jaxformers inverse runs/listops
 
-A layer is injective once its gate's weights and Sigma are known (theorem 2 of
-the paper; docs/theory.md). A forward pass returns both as side information:
-num_layers * num_experts + d numbers per sample.
+A layer of TransJect is injective if the weights of its gate and Sigma are given
+(theorem 2 of the paper; docs/theory.md). The forward pass returns both as side
+information, which has num_layers * num_experts + d numbers per sample.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from jaxformers.models import in_float32, inverse
 def main(
   workdir: str, split: str, samples: int, length: int, **state: Any
 ) -> None:
-  """Prints how much of some samples comes back from the last layer."""
+  """Prints the share of tokens that are recovered from the last layer."""
   run = states.load(workdir, **state)
   ids = jnp.asarray(run.sample(samples, length, split))
   model = in_float32(run.model)
-  # Recover the tokens from the last layer and the side information alone.
+  # Recover the tokens from only the last layer and the side information.
   hidden, side = inverse.forward(model, run.params, ids)
   x = inverse.inverse(model, run.params, hidden[-1], side)
   recovered, positions = inverse.tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, model.config.cls :]
   expected = np.asarray(ids).reshape(mask.shape)
-  # Compare ids and positions at tokens alone.
+  # Compare ids and positions at the tokens, without padding.
   right = np.isclose(recovered, expected, atol=1e-4)[mask].mean()
   shares = f"{right:.4%} of the tokens"
   if positions is not None:
     placed = (positions == np.arange(mask.shape[1]))[mask].mean()
     shares += f" and {placed:.4%} of their positions"
+  # Largest error of the recovered embedding.
   off = inverse.largest_at_tokens(x - hidden[0], side.mask)
   label = states.describe(state)
   print(

@@ -3,17 +3,19 @@ r"""Measures dynamical isometry: singular values of an encoder's Jacobian.
 python -m jaxformers isometry runs/transject runs/transformer --out isometry
 python -m jaxformers isometry runs/transformer --untrained
 
-A map is a dynamical isometry if all singular values of its Jacobian are near 1:
-no small change of its input grows or vanishes (TransJect, section 2; Pennington
-et al. 2017, https://arxiv.org/abs/1711.04735). A Jacobian has all tokens of one
-sequence: one Jacobian for each layer, and one for all layers from the embedding
-on, without the norm that may end the encoder. In a layer's Jacobian, what an
-earlier layer has handed on (TransJect's Sigma, NeuTRENO's values) is fixed.
+A map is a dynamical isometry if all singular values of its Jacobian are near 1.
+Small changes of its input then neither grow nor vanish (TransJect, section 2;
+Pennington et al. 2017, https://arxiv.org/abs/1711.04735). Each Jacobian covers
+all tokens of one sequence. There is one Jacobian for each layer, and one for
+all layers together, from the embedding to the last layer. It excludes a norm at
+the end of the encoder. In the Jacobian of a layer, the values that an earlier
+layer passes on (TransJect's Sigma, NeuTRENO's values) are constants.
 
-A Jacobian of at most 2,048 rows (tokens times d) is computed whole and
-decomposed, in one vector-Jacobian product a row. Of a larger one, --steps of
-Lanczos bidiagonalization from a random vector estimate the distribution, in two
-such products and one Jacobian-vector product a step, for all layers together.
+A Jacobian of at most 2,048 rows (tokens times d) is computed exactly, by one
+vector-Jacobian product per row, and decomposed. The distribution of a larger
+one is estimated by Lanczos bidiagonalization from a random vector, with --steps
+steps. Each step takes two vector-Jacobian products and one Jacobian-vector
+product, for all layers together.
 """
 
 from __future__ import annotations
@@ -51,15 +53,17 @@ def main(
   out: str,
   **state: Any,
 ) -> None:
-  """Prints a table for each run, and draws the figure if asked.
+  """Prints a table for each run, and draws the figure if --out is set.
 
-  A run as it was trained, its untrained start, and its model with other weights
-  or of another name are compared.
+  The command compares the trained weights with the initial weights, and with
+  other weights or another model, if the arguments ask for them.
   """
+  # Check the arguments before the measurement.
   if steps < 1:
     raise UserError(f"--steps={steps}: give at least 1.")
   if out:
     requirements.require("plots", f"--out={out}")
+  # Measure every state of every run, and print its table.
   value_rows: list[Row] = []
   sizes, lengths = set(), set()
   for workdir in workdirs:
@@ -75,6 +79,7 @@ def main(
       )
       value_rows += isometry.rows(label, 0, spectra)
       print(f"{isometry.text(label, spectra)}\n", flush=True)
+  # Print the caption, and draw the figure of all runs.
   data = figures.describe_data(sizes, lengths, {1}, split)
   picture = isometry.figure(value_rows, data, Path(out or "isometry").name)
   print(picture.caption)

@@ -1,12 +1,13 @@
-r"""Bounds and measures how far a trained encoder moves tokens apart.
+r"""Bounds and measures the Lipschitz constants of a trained encoder.
 
 python -m jaxformers lipschitz runs/listops
 
-For TransJect a theorem, evaluated on the trained weights, bounds the ratio
-|f(x) - f(y)| / |x - y| of any two tokens of one sample. Where a bound for any
-two sequences exists, it is given, too (docs/theory.md). For every encoder it
-also measures activation factors over data (TransJect, equation 9), and searches
-for the largest and smallest ratio by gradient ascent.
+For TransJect, a theorem bounds the ratio |f(x) - f(y)| / |x - y| of any two
+tokens of one sample; the bound is evaluated on the trained weights. A bound for
+any two sequences is also printed if the encoder has one (docs/theory.md). For
+every encoder, the command measures activation factors on data (TransJect,
+equation 9), and searches for the largest and the smallest ratio by gradient
+ascent.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ from jaxformers.foundations import cli
   cli.option("samples", 32, "number of samples"),
   cli.option("length", 128, "largest number of tokens per sample"),
   cli.option("steps", 200, "Adam steps of each search"),
-  cli.option("seed", 0, "seed of all that is drawn"),
+  cli.option("seed", 0, "seed of the samples and the searches"),
 )
 def main(
   workdir: str, split: str, samples: int, length: int, **search: Any
 ) -> None:
-  """Prints the table of a run and writes `lipschitz.json` into its workdir.
+  """Prints the table of a run, and writes `lipschitz.json` to its workdir.
 
-  Tables of other states are printed, and not written.
+  Results for other weights are only printed.
   """
+  # Load the model, and draw the samples.
   state = states.take_state(search)
   run = states.load(workdir, **state)
   ids = run.sample(samples, length, split, seed=search["seed"])
+  # Record the settings, then the measurements.
   content = {"step": run.step, "workdir": workdir, "samples": samples}
   content["split"] = split
   content |= {key: value for key, value in state.items() if value}
@@ -46,6 +49,7 @@ def main(
   content |= lipschitz.measure_encoder(run.model, run.params, ids, **search)
   print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
   print(lipschitz.factor_table(content))
+  # Write the file if the weights are the run's.
   if label := states.describe(state):
     print(f"Not written to {workdir}: {label}.")
     return

@@ -1,4 +1,4 @@
-r"""Lists the models, or what each costs under a config beside the Transformer.
+r"""Lists the models, or compares their costs with the Transformer's.
 
 python -m jaxformers models
 python -m jaxformers models lru s5
@@ -7,18 +7,18 @@ python -m jaxformers models --config configs/lra/listops.py \
     --config.model.num_layers=4 --models transject,transformer
 python -m jaxformers models --published
 
-The models have the sizes that the config gives them; `:size=matched` gives
-TransJect at most the Transformer's parameters. Long Range Arena allows a model
-10 % more than the Transformer; models with more are marked. The sizes of the
-task are read from its data, or given by --sizes:
+The config sets the sizes of the models; with `:size=matched` TransJect has at
+most as many parameters as the Transformer. Long Range Arena allows a model 10 %
+more parameters than the Transformer; models with more are marked. The sizes of
+the task are read from its data, or set by --sizes:
 
 --sizes vocab_size=257,max_len=4000,num_classes=2
 --sizes image=224x224x3,num_classes=1000
 --sizes vocab_size=8000,max_len=256,objective=language_model
 
-Fields that --config.FIELD=VALUE sets hold for every model of the table, and not
-for the Transformer that they are compared with. --published prints TransJect's
-table 3a, its parameters as printed beside ours.
+--config.FIELD=VALUE sets a field of every model of the table, but not of the
+Transformer that they are compared with. --published prints table 3a of the
+TransJect paper: its numbers of parameters next to ours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from jaxformers.models import MODELS
   cli.option("config", "", "path.py:key=value,..."),
   cli.option("models", "", "names: a,b (default: all)"),
   cli.option("sizes", "", "sizes of the task, see above"),
-  cli.switch("--published", help="print TransJect's table 3a beside ours"),
+  cli.switch(
+    "--published", help="compare with table 3a of the TransJect paper"
+  ),
   cli.JSON,
   takes_overrides=True,
 )
@@ -51,8 +53,9 @@ def main(
   as_json: bool,
   overrides: Sequence[str],
 ) -> None:
-  """Prints the names of the models, or what each costs under a config."""
+  """Prints the names of the models, or the cost of each under a config."""
   names = names or cli.names(models) or sorted(MODELS)
+  # Without a config: list the models, or print the published table.
   if not config:
     if models or sizes or as_json or overrides:
       raise UserError(
@@ -61,28 +64,30 @@ def main(
     print(speed.counts_table() if published else costs.catalogue(names))
     return
   if published:
-    raise UserError("--published has sizes of its own: leave --config out.")
+    raise UserError("--published sets all sizes itself: leave --config out.")
   if any(arg.startswith("--config.model.name") for arg in overrides):
     raise UserError(
-      "--config.model.name would rename every row: give --models."
+      "--config.model.name would rename every row: give --models instead."
     )
-  configs.load_with(config, overrides)  # Imports the modules that it names.
+  # Load the config first: it imports modules that may register models.
+  configs.load_with(config, overrides)
+  # Check the names, which the modules may have registered.
   for name in names:
     choose("model", name, MODELS)
-  # Data are opened only if no sizes are given.
+  # Open the data only if no sizes are given.
   task_sizes = (
     costs.parse_sizes(sizes)
     if sizes
     else costs.open_task_sizes(config, overrides)
   )
   rows = costs.rows(config, names, task_sizes, overrides)
-  # Costs are of one example: name its length, or its size.
+  # Print the costs of one example, with its length or its size.
   example = f"example of {task_sizes['max_len']:,} tokens"
   if task_sizes.get("image"):
     example = "image of {} x {} pixels".format(*task_sizes["image"])
   text = (
     f"One {example}: operations of a forward pass, in matrix products and in "
-    "all other\narithmetic, and what it keeps for the backward pass.\n"
+    "all other\narithmetic, and memory stored for the backward pass.\n"
   )
   cli.show(rows, (text, costs.cost_table(rows)), as_json)
 

@@ -1,13 +1,13 @@
-r"""Scores a language model by windows that move by a few tokens.
+r"""Scores a language model with sliding windows of a given stride.
 
 python -m jaxformers perplexity runs/wikitext --strides 1,256
 
-With a stride of 1 every token is predicted from a whole window of earlier
-tokens, by one forward pass for each token. This is the evaluation of NeuTRENO's
-table 3. Only the tokens of the first window have fewer tokens before them. With
-windows side by side, as in training, the first tokens of every window are
-predicted from few earlier tokens. Each score is kept in the run's
-`scores.json`, with its stride, for `python -m jaxformers published`.
+With a stride of 1, every token is predicted from a full window of earlier
+tokens, by one forward pass per token. This is the evaluation of NeuTRENO's
+table 3. Only the tokens of the first window have a shorter context. With
+windows that do not overlap, as in training, the first tokens of every window
+are predicted from a short context. Each score is saved with its stride in the
+run's `scores.json`, which `python -m jaxformers published` reads.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from jaxformers.foundations import cli
   cli.option(
     "strides",
     "",
-    "distances between windows: 1,256 (default: 1 and a window's length)",
+    "strides of the windows: 1,256 (default: 1 and the length of a window)",
   ),
   states.SPLIT,
   cli.option(
     "tokens", 0, "number of tokens from the start of the split (default: all)"
   ),
-  cli.option("batch_size", 32, "windows at a time"),
+  cli.option("batch_size", 32, "number of windows per batch"),
   cli.JSON,
 )
 def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
-  """Prints a line for each stride."""
+  """Prints the perplexity of each stride."""
   chosen = cli.numbers("strides", strides)
   state = states.take_state(options)
   run = states.load(workdir, **state)
-  # Compare the paper's stride of 1 with windows as in training.
+  # By default, compare the paper's stride of 1 with windows as in training.
   chosen = chosen or [1, run.task.max_len]
   rows = perplexity.measure_perplexity(run, chosen, **options)
-  # A part of the split is scored in another way than all of it.
+  # Record the number of tokens if only a part of the split is scored.
   part = {"tokens": options["tokens"]} if options["tokens"] else {}
   for row in rows:
     states.record(
@@ -56,7 +56,7 @@ def main(workdir: str, strides: str, as_json: bool, **options: Any) -> None:
       stride=row["stride"],
       **part,
     )
-  # Say which state was measured, in JSON as well.
+  # Print the scores, with the weights that were measured.
   label = states.describe(state)
   if label:
     rows = [{"state": label, **row} for row in rows]

@@ -1,12 +1,13 @@
-r"""Prepares the data of a task, once, so that no run has to.
+r"""Prepares the data of a task once, before its runs.
 
 python -m jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
 
-Data are downloaded, generated, or read from an archive; checked; written as
-array_record files by tensorflow-datasets under DATA_DIR/tfds, and as
-memory-mapped tokens under DATA_DIR/packed. Data that are prepared already are
-left as they are. A command that was stopped resumes at the last complete step;
-of two commands at once one waits for the other.
+The command downloads or generates the data, or reads them from an archive, and
+checks them. tensorflow-datasets writes them as array_record files under
+DATA_DIR/tfds. Tokens are also written as memory-mapped files under
+DATA_DIR/packed. Data that are already prepared are not changed. If the command
+was stopped, run it again to resume after the last complete step. If two
+commands prepare the same data, one waits for the other.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ EXPORTS = ("listops", "pathfinder", "pathx")
 
 
 def _parser() -> argparse.ArgumentParser:
+  """Builds the parser, with a subcommand for every task."""
   parser = cli.parser(__name__)
   subparsers = parser.add_subparsers(
     dest="task", metavar="TASK", required=True, help=", ".join(sorted(TASKS))
@@ -40,17 +42,18 @@ def _parser() -> argparse.ArgumentParser:
   for name in sorted(TASKS):
     load = TASKS[name]
     about = inspect.getdoc(load)
-    # A subcommand for every task; its help is the docstring of the loader.
+    # Add a subcommand; its help is the docstring of the loader.
     subparser = subparsers.add_parser(
       name,
       description=about,
       help=summarize(load),
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # An option for every keyword argument of the loader.
+    # Add an option for every keyword argument of the loader. Options of
+    # training, such as augmentation, have the default None and are left out.
     for option, parameter in inspect.signature(load).parameters.items():
       default = parameter.default
-      if default is not None:  # None: an option of training (augmentation).
+      if default is not None:
         subparser.add_argument(
           f"--{option}", type=type(default), default=default, metavar="VALUE"
         )
@@ -59,14 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         "--export",
         type=Path,
         metavar="FOLDER",
-        help="also write the generated examples there in LRA's layout",
+        help="folder for a copy of the generated examples in LRA's layout",
       )
   return parser
 
 
 def summary(task: Task) -> str:
-  """Returns a table of what was prepared, for the terminal."""
-  # Splits, inputs and origin of the data.
+  """Formats a description of a prepared task for the terminal."""
+  # Describe the splits, the inputs and the origin of the data.
   rows = {"protocol": task.protocol}
   for name, split in task.splits.items():
     rows[f"{name} examples"] = f"{len(split):,}"
@@ -77,7 +80,7 @@ def summary(task: Task) -> str:
     size = f"{task.vocab_size:,}" if task.vocab_size else "real numbers"
     rows |= {"vocabulary": size, "tokens at most": f"{task.max_len:,}"}
   rows["source"] = task.info["source"]
-  # Counts and checksums say if the data are the authors'.
+  # Counts and checksums show if the data are the authors' data.
   if "counts" in task.info:
     note = "" if task.info["authors_counts"] else "not "
     rows["counts"] = f"{note}the authors'"
@@ -86,17 +89,28 @@ def summary(task: Task) -> str:
     is_authors = task.info["authors_checksum"]
     note = notes.get(is_authors, " (not the authors')")
     rows["SHA-256"] = task.info["sha256"] + note
+  # Align the values in one column.
   width = max(map(len, rows))
   lines = [f"  {key:<{width}}  {value}" for key, value in rows.items()]
   return "\n".join([task.name, *lines])
 
 
 def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
-  """Writes generated examples in LRA's layout."""
+  """Writes generated examples in LRA's layout.
+
+  Args:
+    task: prepared task.
+    options: options of the task.
+    folder: folder to write.
+
+  Raises:
+    UserError: if the examples were not generated, if the protocol has no
+      closing brackets, or if the folder cannot be written.
+  """
   if options["archive"]:
     raise UserError(
-      "--export writes generated examples, but --archive reads finished ones: "
-      "leave one of the two out."
+      "--export writes generated examples, but --archive reads existing ones: "
+      "remove one of the two options."
     )
   if task.name == "listops" and task.protocol in WITHOUT_END:
     raise UserError(
@@ -105,7 +119,7 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
     )
   try:
     if task.name == "listops":
-      # Undo the shift of the protocol s4: LRA's files have no ids.
+      # Undo the shift of ids by the protocol s4: LRA's files have no ids.
       plain = replace_all(task.splits, shift=0, end=0)
       listops_text.write_tsv(plain, folder)
     else:
@@ -121,11 +135,11 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
 
 @cli.command(
   make_parser=_parser,
-  on_interrupt="it goes on after the last step that is done.",
+  on_interrupt="it resumes after the last complete step.",
 )
 def main(task: str, export: Path | None = None, **options: Any) -> None:
-  """Prepares a task and prints what it has."""
-  # tensorflow-datasets logs in many lines what the progress bars show in one.
+  """Prepares a task, and prints a description of it."""
+  # Hide the logs of tensorflow-datasets: progress bars show the same.
   logging.getLogger("absl").setLevel(logging.ERROR)
   prepared = tasks.get(task, **options)
   if export is not None:

@@ -1,12 +1,13 @@
-r"""Draws the test scores of runs over what their certificates guarantee.
+r"""Compares the test scores of runs with the width of their certificates.
 
 python -m jaxformers price runs/text_narrow runs/text_wide --out price
 
-For every run: the factors by which its encoder changes the distance of two
-sequences at the least and at the most, the products over the layers of
-`InvertibleLayers.certificate`; their ratio, the width of the certificate; and
-the test score. Runs whose layers guarantee nothing of all sequences are listed
-without. --out draws the score over the width.
+For every run, the table lists the smallest and the largest factor by which its
+encoder can change the distance of two sequences. They are the products of
+`InvertibleLayers.certificate` over the layers. Their ratio is the width of the
+certificate. The table also lists the test score. Runs whose layers have no
+certificate for all sequences are listed without factors. --out draws the score
+over the width.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from jaxformers.foundations.errors import UserError
   cli.argument(
     "folders", nargs="+", type=Path, metavar="WORKDIR", help="folder of a run"
   ),
-  cli.option("out", "", "folder of price.png, .svg and .csv"),
+  cli.option("out", "", "folder for price.png, .svg and .csv"),
 )
 def main(folders: list[Path], out: str) -> None:
-  """Prints the table of the runs, and draws it if asked."""
+  """Prints the table of the runs, and draws it if --out is set."""
+  # Check for the plotting library before the computation.
   if out:
     requirements.require("plots", f"--out={out}")
   runs = [price.price(folder) for folder in folders]
@@ -35,7 +37,7 @@ def main(folders: list[Path], out: str) -> None:
     if not drawn.rows:
       raise UserError(
         "None of the runs has a certificate, so there is no curve to draw: "
-        "leave out --out."
+        "remove --out."
       )
     paths = drawn.write(Path(out))
     print(f"Written to {', '.join(map(str, paths))}.")

@@ -1,20 +1,21 @@
-r"""Prints the papers' tables with our runs beside their numbers.
+r"""Prints the tables of the papers, with the scores of our runs added.
 
 python -m jaxformers published runs/* [--latex]
 
-The tables are TransJect's 1 and 2, Long Range Arena's, those of S4, S5 and
-Mega, and NeuTRENO's (`papers.py`). A row of ours is a model at its sizes under
-a protocol. The difference to the paper is also given in standard errors, which
-count the spread of our seeds, the spread of the paper's runs where it prints
-one, and for accuracies the chance of the test examples on both sides. The
-difference is given only where a run has the protocol, the training length, the
-test examples and the options of the published number, and a score that was made
-in the same way. Otherwise a star stands in its place, and the reason below the
-table.
+The tables are TransJect's tables 1 and 2, and the tables of Long Range Arena,
+S4, S5, Mega and NeuTRENO (`papers.py`). Each row of ours is a model with its
+sizes under a protocol. The difference from the paper is also given in standard
+errors. They combine the spread of our seeds, the spread of the paper's runs if
+the paper prints it, and, for accuracies, the sampling error of the test
+examples on both sides. The difference is printed only if a run has the
+protocol, the training length, the test examples and the options of the
+published number, and if its score was computed in the same way. Otherwise a
+star replaces the difference, and the reason is printed below the table.
 
-Some scores are not those that training ends with. They come from the
-`scores.json` that `segmentation` (sliding windows), `perplexity` (a window that
-moves by a word), `smoothness` and `robustness` write to a run's workdir.
+Some scores are computed after training by other commands: `segmentation`
+(sliding windows), `perplexity` (windows with a stride of one token),
+`smoothness` and `robustness`. These commands write them to `scores.json` in the
+workdir of the run.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from jaxformers.foundations.errors import UserError
   cli.switch("--latex", dest="use_latex", help="print LaTeX tabulars"),
 )
 def main(workdirs: Sequence[Path], use_latex: bool) -> None:
-  """Prints the papers' tables that have any of the runs."""
+  """Prints the tables of the papers that include tasks of the runs."""
   filled = published.tables(results.read_runs(workdirs))
+  # Without any table, list the tasks that have one.
   if not filled:
     names = {column.task for table in TABLES for column in table.columns}
     raise UserError(
-      "no run is of a task of the papers' tables: train one of "
+      "no run has a task of the papers' tables: train one of "
       f"{', '.join(sorted(names))}."
     )
   print(published.text(filled, use_latex=use_latex))

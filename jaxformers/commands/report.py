@@ -1,12 +1,13 @@
-r"""Writes one page with the tables and figures of any runs.
+r"""Writes a page with the tables and figures of runs.
 
 python -m jaxformers report runs/transject runs/local --out report
 python -m jaxformers report --pretrained PATH/bert-base-uncased --out report
 
-Writes report/index.html, which needs no server and no network, and every figure
-beside it as PNG, SVG and CSV. A WORKDIR is a run, or has runs below it. Runs
-that differ only in the seed form one row, with mean and deviation. Figures that
-cannot be drawn are named on the page with the reason, and the others are drawn.
+The page report/index.html needs no server and no network. Every figure is also
+written to the folder as PNG, SVG and CSV. A WORKDIR is a run, or a folder with
+runs below it. Runs that differ only in the seed form one row, with mean and
+standard deviation. The page lists figures that could not be drawn, with the
+reason.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from jaxformers.foundations.registry import choose
   cli.option(
     "pretrained",
     "",
-    "folders of BERT from Hugging Face without a run, for the figures of "
-    "single tokens: a,b",
+    "folders of BERT models from Hugging Face, which have no run, for the "
+    "figures of single tokens: a,b",
   ),
   cli.option("out", Path("report"), "folder of the page"),
   cli.option("samples", 32, "number of test samples"),
@@ -64,6 +65,7 @@ def main(
   **measurement: Any,
 ) -> None:
   """Writes the page, and prints the table of results."""
+  # Check the arguments before the measurements.
   options = Options(**measurement, named=tuple(cli.names(tokens)))
   choose("estimator", options.estimator, entropy.ESTIMATORS)
   choose("axis", options.axis, entropy.AXES)
@@ -72,16 +74,18 @@ def main(
       f"--samples={options.samples} --length={options.length}: give at least 1 "
       "of each."
     )
+  # Pretrained models need checkpoints.
   folders = [Path(name) for name in cli.names(pretrained)]
   if folders and no_checkpoints:
     raise UserError(
       f"--pretrained={pretrained} needs models, and --no_checkpoints loads "
-      "none: leave out one of the two."
+      "none: remove one of the two options."
     )
   requirements.require("plots", "The page of a report")
-  # A folder that cannot be written ends the command before the measurements.
+  # Create the folder now: an error ends the command before the measurements.
   is_new = not out.exists()
   out.mkdir(parents=True, exist_ok=True)
+  # Measure the models, and remove a new empty folder after an error.
   try:
     page = report.build_page(
       workdirs, options, checkpoints=not no_checkpoints, pretrained=folders
@@ -96,7 +100,7 @@ def main(
 
 
 def _print_tables(page: Page) -> None:
-  """Prints the tables of a page, and what could not be drawn."""
+  """Prints the tables of a page, and its notes on missing figures."""
   if page.rows:
     print(tables.markdown(page.rows))
   if page.entropies:

@@ -1,12 +1,12 @@
-r"""Prints mean and deviation over seeds of many runs, a table for each metric.
+r"""Prints the mean and deviation of scores over seeds, by metric.
 
 python -m jaxformers results runs/*
 
-Runs that differ in the seed alone are one row. Where a model has several rows
-on a task, each names up to three fields in which they differ, and a second
-table has the mean and deviation over these settings, if their data are the
-same. A line below a table names the tasks whose rows differ in steps, batch
-size, protocol or data, so that their scores do not compare.
+Runs that differ only in the seed form one row. If a model has several rows for
+a task, each row names up to three fields in which the rows differ. A second
+table then has the mean and deviation over these settings, if their data are the
+same. A line below each table names the tasks whose scores cannot be compared,
+because their rows differ in steps, batch size, protocol or data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxformers.foundations import cli
 
 @cli.command(cli.WORKDIRS)
 def main(workdirs: Sequence[Path]) -> None:
-  """Prints the table of the runs below some folders."""
+  """Prints the tables of all runs in the given folders."""
   print(results.markdown(results.summarise(results.read_runs(workdirs))))
 
 

@@ -1,4 +1,4 @@
-r"""Scores a classifier of images on corrupted and on unusual images.
+r"""Scores an image classifier on corrupted and on unusual images.
 
 python -m jaxformers robustness runs/cifar10
 python -m jaxformers robustness runs/cifar10/seed_0 runs/cifar10/seed_1
@@ -6,14 +6,16 @@ python -m jaxformers robustness runs/imagenet \
     --imagenet_c PATH/imagenet-c --imagenet_a PATH/imagenet-a \
     --imagenet_r PATH/imagenet-r
 
-Without a folder the run's test images are corrupted here, and the mean error is
-printed. On ImageNet-C the mean corruption error (mCE) is printed: the error of
-every corruption over five severities, divided by AlexNet's, in percent
-(Hendrycks and Dietterich 2019, https://arxiv.org/abs/1903.12261). ImageNet-A
-and -R (Hendrycks et al. 2021) have 200 classes, and only these are predicted.
-Of several runs each is printed, then mean and sample deviation of all; JSON has
-the scores of each run. Scores of a folder are kept in the run's `scores.json`,
-with their set, for `python -m jaxformers published`.
+Without a folder, the command corrupts the test images of the run and prints the
+mean error. For ImageNet-C, it prints the mean corruption error (mCE) in
+percent: the error of every corruption over five severities, divided by
+AlexNet's error (Hendrycks and Dietterich 2019,
+https://arxiv.org/abs/1903.12261). ImageNet-A and ImageNet-R (Hendrycks et al.
+2021) have 200 classes, and only these classes are predicted. For several runs,
+the command prints the scores of each run, and then the mean and the sample
+standard deviation of all runs; JSON has the scores of each run. Scores of a
+folder are saved with the name of the set in the run's `scores.json`, which
+`python -m jaxformers published` reads.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from jaxformers.foundations.tables import plus_minus, spread
 
 
 def _lines(scores: dict[str, Any]) -> Iterator[str]:
-  """Yields the lines of the printed table of a run."""
+  """Yields the lines of the printed table of one run."""
   for name, errors in scores.get("errors", {}).items():
     yield f"  {name:<18} " + " ".join(f"{error:7.2%}" for error in errors)
   for name, title in robustness.TITLES.items():
@@ -40,10 +42,10 @@ def _lines(scores: dict[str, Any]) -> Iterator[str]:
 
 
 def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-  """Yields the lines of the printed table of several runs."""
+  """Yields the lines with the mean and deviation of several runs."""
   yield f"mean and deviation of {len(runs)} runs"
   for name in (key for key in runs[0] if key != "errors"):
-    # mCE is in percent, and the others are shares.
+    # mCE is in percent already; the other scores are shares.
     scale, unit = (1, "") if name == "mce" else (100, " %")
     text = plus_minus(*spread([scale * scores[name] for scores in runs]))
     yield f"  {robustness.TITLES.get(name, 'mCE'):<20} {text}{unit}"
@@ -55,14 +57,16 @@ def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
   ),
   *states.STATE,
   *(
-    cli.argument(f"--{k}", type=Path, metavar="FOLDER", help="folder of a set")
+    cli.argument(
+      f"--{k}", type=Path, metavar="FOLDER", help="folder of the set"
+    )
     for k in robustness.COUNTS
   ),
   cli.option(
     "corruptions", "", "corruptions of the test images: snow,fog (default: all)"
   ),
   cli.option("count", 0, "number of test images to corrupt (default: all)"),
-  cli.option("batch_size", 100, "images at a time"),
+  cli.option("batch_size", 100, "number of images per batch"),
   cli.JSON,
 )
 def main(
@@ -76,13 +80,14 @@ def main(
   """Prints scores of the given folders, or errors on corrupted test images."""
   names = cli.names(corruptions)
   scored = {}
-  # Load all runs before the first is scored.
+  # Load all runs before the first one is scored.
   state = states.take_state(folders)
   runs = {workdir: states.load(workdir, **state) for workdir in workdirs}
   for run in runs.values():
-    _ = run.task  # Data that are lost or changed end the command here.
+    _ = run.task  # Open the data: an error ends the command here.
   for workdir, run in runs.items():
     scores: dict[str, Any] = {}
+    # Score the run on the folders that are given, and record the scores.
     for name, folder in folders.items():
       if folder and name == "imagenet_c":
         scores |= robustness.imagenet_c(run, folder, batch_size=batch_size)
@@ -92,12 +97,13 @@ def main(
           run, folder, name, batch_size=batch_size
         )
         kept = {"accuracy": scores[name]}
+      # Record the score with the name of the set.
       if folder:
         num_images = robustness.count_images(folder, name)
         states.record(
           run, workdir, state, "robustness", kept, num_images, set=name
         )
-    # Without a folder, corrupt the run's own test images.
+    # Without a folder, corrupt the test images of the run.
     if not scores:
       scores = robustness.corrupted(
         run, names, count=count, batch_size=batch_size
@@ -109,6 +115,7 @@ def main(
       parts += filter(None, [states.describe(state)])
       print(f"{workdir}: {', '.join(parts)}")
       print("\n".join(_lines(scores)), flush=True)
+  # Print the averages of several runs, or everything as JSON.
   if as_json or len(scored) > 1:
     cli.show(scored, _average_lines([*scored.values()]), as_json)
 

@@ -1,14 +1,15 @@
-r"""Scores a segmenter on whole scenes, by windows that slide over them.
+r"""Scores a segmentation model on whole scenes, with sliding windows.
 
 python -m jaxformers segmentation runs/ade20k
 python -m jaxformers segmentation runs/ade20k \
     --scales 0.5,0.75,1,1.25,1.5,1.75 --flip
 
-The second is the multi-scale evaluation of Segmenter and of NeuTRENO's table 2.
-A scene that is smaller than a window at some scale is enlarged to the window's
-side, as in Segmenter's code. Scores are interpolated to every scene's size
-and compared there. The score is kept in the run's `scores.json`, with window,
-stride, scales and mirror images, for `python -m jaxformers published`.
+The second command is the multi-scale evaluation of Segmenter and of NeuTRENO's
+table 2. A scene that is smaller than a window at a scale is enlarged to the
+side of the window, as in Segmenter's code. The scores of the classes are
+interpolated to the size of each scene and compared with the labels there. The
+result is saved in the run's `scores.json` with stride, scales and mirror
+images. `python -m jaxformers published` reads the file.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from jaxformers.foundations import cli
 @cli.command(
   cli.WORKDIR,
   *states.STATE,
-  cli.option("scales", "1", "sizes of a scene, relative to the config's"),
-  cli.switch("--flip", help="add mirror images"),
+  cli.option("scales", "1", "scales of a scene, relative to the config's size"),
+  cli.switch("--flip", help="also score mirror images"),
   cli.option("stride", 0, "pixels between windows (default: a window less 32)"),
   states.SPLIT,
   cli.option("count", 0, "number of scenes (default: all)"),
-  cli.option("batch_size", 8, "windows at a time"),
+  cli.option("batch_size", 8, "number of windows per batch"),
   cli.JSON,
 )
 def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
-  """Prints mean IoU and pixel accuracy."""
+  """Prints the mean IoU and the pixel accuracy of a run."""
+  # Load the model, and score it on the split.
   sizes = cli.numbers("scales", scales, float)
   state = states.take_state(options)
   run = states.load(workdir, **state)
   row = segmentation.evaluate_segmenter(run, sizes, **options)
   split = options["split"]
-  # Part of the scenes is scored in another way than all of them.
+  # Record the number of scenes if only a part of the split is scored.
   part = {"count": options["count"]} if options["count"] else {}
   states.record(
     run,
@@ -54,12 +56,12 @@ def main(workdir: str, scales: str, as_json: bool, **options: Any) -> None:
     flip=options["flip"],
     **part,
   )
-  # Say which state was measured, in JSON as well.
+  # Print the scores, with the weights that were measured.
   label = states.describe(state)
   if label:
     row = {"state": label, **row}
   title = f"{run.model.config.name}, step {run.step}, {split}"
-  mirrored = "mirrored, too" if options["flip"] else ""
+  mirrored = "with mirror images" if options["flip"] else ""
   parts = [title, f"scales {scales}", mirrored, label]
   lines = (
     ", ".join(filter(None, parts)),

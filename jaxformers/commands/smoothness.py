@@ -1,4 +1,4 @@
-r"""Measures how alike tokens become: over-smoothing, and its functional.
+r"""Measures over-smoothing: how similar tokens become, and its functional.
 
 python -m jaxformers smoothness runs/transformer runs/neutreno \
     --out smoothness
@@ -6,11 +6,11 @@ python -m jaxformers smoothness runs/transformer --untrained --split train
 python -m jaxformers smoothness runs/transformer --model neutreno \
     --options mixer.fidelity=0.6
 
-The functions are pure; the command draws them for trained models. It keeps the
-means over layers in the run's `scores.json`, for `python -m jaxformers
-published`.
-Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751; numbers
-of equations are the paper's.
+The command evaluates the curves by layer for trained models. It saves their
+means over the layers in the run's `scores.json`, which `python -m jaxformers
+published` reads.
+Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751. Numbers
+of equations refer to this paper.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ def main(
   out: str,
   **state: Any,
 ) -> None:
-  """Prints a table for each run, and draws the figure if asked.
+  """Prints a table for each run, and draws the figure if --out is set.
 
-  A run as it was trained, its untrained start, and its model with other weights
-  or of another name stand beside each other.
+  The command compares the trained weights with the initial weights, and with
+  other weights or another model, if the arguments ask for them.
   """
+  # Check for the plotting library before the measurement.
   if out:
     requirements.require("plots", f"--out={out}")
+  # Measure every state of every run.
   compared = states.states(state)
   curve_rows: list[Row] = []
   seeds, sizes, lengths = set(), set(), set()
   for workdir in workdirs:
-    # Seeds of one run, in seed_0 and so on, share its line.
+    # Seeds of one run, in the folders seed_0 and so on, form one curve.
     folders = sorted(workdir.glob("seed_*")) or [workdir]
     seeds.add(len(folders))
     for arguments in compared:
@@ -69,13 +71,13 @@ def main(
         sizes.add(len(ids))
         lengths.add(captures.num_tokens(run.model, ids))
         measured = curves.measure_curves(run.model, run.params, ids)
-        # Table 4 averages the cosines over layers.
+        # Record means over the layers, as in the paper's table 4.
         means = {k: float(np.mean(values)) for k, values in measured.items()}
         how: dict[str, Any] = {"split": split, "samples": len(ids)}
         scored = (arguments, "smoothness", means, len(ids))
         states.record(run, folder, *scored, **how)
         curve_rows += curves.rows(label, seed, measured)
-  # Print the table and the caption, and draw if asked.
+  # Print the table and the caption, and draw the figure.
   data = figures.describe_data(sizes, lengths, seeds, split)
   picture = curves.figure(curve_rows, data, Path(out or "smoothness").name)
   print(f"{curves.text(curve_rows)}\n\n{picture.caption}")

@@ -1,4 +1,4 @@
-"""Weights that commands measure a run with, and scores that they keep."""
+"""Weights that commands load for a run, and scores that they record."""
 
 from __future__ import annotations
 
@@ -24,29 +24,27 @@ from jaxformers.tasks import STATISTICS, Task, normalise
 from jaxformers.training import origin
 from jaxformers.training.run import first_params
 
-# Arguments of commands that measure a run, for `load`.
+# Arguments of commands that measure a run. `load` takes them.
 STATE = (
-  cli.switch(
-    "--untrained", help="the parameters that the run began its training with"
-  ),
+  cli.switch("--untrained", help="use the initial parameters of the run"),
   cli.option(
     "pretrained",
     "",
-    "other weights in the model: a run, an exported model, or a folder of "
-    "Hugging Face",
+    "folder of other weights for the model: a run, an exported model, or a "
+    "folder of Hugging Face",
   ),
-  cli.option("model", "", "name of another model for the weights"),
+  cli.option("model", "", "name of another model to load the weights into"),
   cli.argument(
     "--options",
     default="",
     metavar="NAME=VALUE,...",
-    help="options of the model that differ, such as mixer.fidelity=0.6",
+    help="other values of options of the model, such as mixer.fidelity=0.6",
   ),
 )
 
 
 def take_state(options: dict[str, Any]) -> dict[str, Any]:
-  """Removes the arguments `STATE` from those of a command, and returns them."""
+  """Removes the arguments `STATE` from a command's options; returns them."""
   names = ("untrained", "pretrained", "model", "options")
   return {name: options.pop(name) for name in names}
 
@@ -55,13 +53,16 @@ SPLIT = cli.option("split", "test", "split of the task")
 
 
 def states(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns the states of a run that a command compares, for `load`.
+  """Returns the states of a run that a command compares.
 
-  The run as it was trained comes first; then its untrained start, and its model
-  with other weights or of another name, if the arguments ask for them.
+  The first state is the best checkpoint. If the arguments ask for them, the
+  initial parameters follow, and then other weights or another model.
 
   Args:
     arguments: values of `STATE`.
+
+  Returns:
+    Keyword arguments of `load` for each state.
   """
   best = {"untrained": False, "pretrained": "", "model": "", "options": ""}
   compared = [best]
@@ -72,7 +73,11 @@ def states(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def describe(state: Mapping[str, Any]) -> str:
-  """Returns arguments of `load` in words, for a label; "" for the run's own."""
+  """Describes a state in words, for a label; "" for the best checkpoint.
+
+  Args:
+    state: keyword arguments of `load`.
+  """
   if state["untrained"]:
     return "untrained"
   parts = [f"as {state['model']}" if state["model"] else ""]
@@ -91,18 +96,20 @@ def record(
 ) -> None:
   """Adds scores to the `scores.json` of a finished run, for `published`.
 
-  Nothing is written for weights that are not the run's, or for scores that are
-  not finite. A workdir that cannot be written to is named on stderr.
+  Nothing is written if the run is not finished, if the weights are not the
+  run's, or if no score is finite. If the workdir cannot be written to, a
+  message on stderr names it.
 
   Args:
     run: run that was scored.
-    workdir: its workdir.
-    state: arguments of `load`, see `STATE`.
+    workdir: workdir of the run.
+    state: keyword arguments of `load`; see `STATE`.
     command: name of the command that computed the scores.
     scores: scores by name.
     examples: number of examples that were scored.
-    **how: how they were made, as plain JSON.
+    **how: settings with which the scores were computed, as plain JSON.
   """
+  # Keep finite scores, and check that they belong to a finished run.
   finite = {k: float(v) for k, v in scores.items() if math.isfinite(v)}
   is_finished = (Path(workdir) / "results.json").exists()
   if describe(state) or not is_finished or not finite:
@@ -117,7 +124,7 @@ def record(
   try:
     workdirs.add_score(Path(workdir), entry)
   except (OSError, UserError) as error:
-    print(f"The scores are not kept: {error}", file=sys.stderr)
+    print(f"The scores were not saved: {error}", file=sys.stderr)
 
 
 def load(
@@ -128,30 +135,31 @@ def load(
   model: str = "",
   options: str = "",
 ) -> TrainedModel:
-  """Returns the model of a run with the parameters of its best checkpoint.
+  """Loads the model of a run with the parameters of its best checkpoint.
 
-  The other arguments give it other parameters, or these to another model, on
-  the task of the run: a softmax model as NeuTRENO, without training, is
-  model="neutreno", options="mixer.fidelity=0.6".
+  `pretrained` replaces the weights. `model` and `options` load the weights into
+  another architecture. The task of the run stays. For example,
+  model="neutreno", options="mixer.fidelity=0.6" turns a softmax model into
+  NeuTRENO without training.
 
   Args:
     workdir: folder of the run.
-    untrained: True for the parameters that the run began with.
-    pretrained: folder of other weights, as `config.pretrained`; those of the
-      run if only `model` or `options` are given.
-    model: name of a model that replaces that of the run.
-    options: options of the model that differ, "NAME=VALUE,...", those of a
-      section as mixer.NAME.
+    untrained: True for the initial parameters of the run.
+    pretrained: folder of other weights, as in `config.pretrained`; "" for the
+      weights of the run.
+    model: name of another model; "" for the model of the run.
+    options: other values of options of the model, as "NAME=VALUE,...". An
+      option of a section is written as mixer.NAME.
 
   Raises:
-    UserError: if there is no run, if the `config.json` is of another program,
+    UserError: if there is no run, if another program wrote the `config.json`,
       if no checkpoint was evaluated, or if other weights do not fit.
   """
   is_other = bool(pretrained or model or options)
   if is_other and untrained:
     raise UserError(
-      "--untrained is the start of a run, and --pretrained, --model and "
-      "--options give weights to a model: choose one."
+      "--untrained loads the initial parameters, but --pretrained, --model and "
+      "--options load trained weights: choose one."
     )
   trained = load_run(workdir)
   if untrained:
@@ -164,11 +172,19 @@ def load(
 def _with_weights(
   trained: TrainedModel, folder: str | Path, name: str, options: str
 ) -> TrainedModel:
-  """Returns a model on the task of a run, with the weights of a folder."""
+  """Returns a model on the task of a run, with the weights of a folder.
+
+  Args:
+    trained: model of the run.
+    folder: folder of the weights.
+    name: name of the model; "" for the model of the run.
+    options: other values of options of the model.
+  """
   run = trained.run
+  # Set the options in the section of the model. Commas inside brackets do not
+  # separate options.
   section = run.config.model.as_dict()
   section["name"] = name or section["name"]
-  # Commas in brackets do not separate options.
   for item in filter(None, re.split(r",(?![^(\[]*[)\]])", options)):
     path, equals, value = item.partition("=")
     if not equals or not path:
@@ -176,20 +192,23 @@ def _with_weights(
         f"--options={options}: write NAME=VALUE,..., such as "
         "mixer.fidelity=0.6."
       )
+    # Follow the path to the section of the option.
     *parents, key = path.split(".")
     owner = section
     for part in parents:
       owner = owner.setdefault(part, {})
     owner[key] = configs.parse_value(value)
+  # Build the model with initial parameters.
   model_fields = call("config.model", ModelFields, section)
   model = models.build(**vars(model_fields), **run.task.sizes())
   init = jax.jit(lambda key: model.init(key, model.example(), train=False))
   start = init(jax.random.key(run.config.seed))["params"]
-  # Pixels are normalised as those that the weights were trained on.
+  # Normalise pixels by the statistics that the weights were trained with.
   fields = origin.read_fields(paths.expand(folder).absolute())
   statistics = {name: fields.get(f"task.{name}", ()) for name in STATISTICS}
   normalise_task = functools.partial(_normalise_pixels, statistics)
   task = normalise_task(run.task)
+  # Load the weights into the model.
   params, record = origin.begin_with(folder, start, section, task)
   changed = _replace(
     trained,
@@ -204,13 +223,14 @@ def _with_weights(
 
 
 def _normalise_pixels(statistics: Mapping[str, Any], task: Task) -> Task:
-  """Returns a task whose pixels are normalised as given, if it has images."""
+  """Returns a task with pixels normalised by statistics, if it has images."""
   return normalise(task, **statistics) if task.image else task
 
 
 def _replace(trained: TrainedModel, **fields: Any) -> TrainedModel:
-  """Returns a model with other weights on the same, opened, run."""
-  # The results of the run are those of its own weights.
+  """Returns a model with other weights that shares the opened run."""
+  # Remove the results, which belong to the weights of the run.
   changed = dataclasses.replace(trained, results={}, **fields)
-  vars(changed)["run"] = trained.run  # Where `cached_property` keeps it.
+  # Share the run by setting the cached value of the property `run`.
+  vars(changed)["run"] = trained.run
   return changed

@@ -1,8 +1,8 @@
-"""Lists all tasks: their protocols, and a line on each.
+"""Lists all tasks with their protocols and a line on each.
 
 python -m jaxformers tasks
 
-The command `prepare` describes the options of a task by `prepare TASK --help`.
+The command `prepare` describes the options of a task: `prepare TASK --help`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from jaxformers.tasks import TASKS
 
 
 def protocols(name: str) -> tuple[str, ...]:
-  """Returns the protocols of a task, the default first."""
+  """Returns the protocols of a task. The default protocol comes first."""
   loader = TASKS[name]
   declared = getattr(sys.modules[loader.__module__], "PROTOCOLS", {})
-  # A module of several tasks declares the protocols of each.
+  # A module of several tasks declares the protocols of each task by name.
   if name in declared:
     return tuple(declared[name])
+  # Otherwise the declared protocols, or the default of the loader.
   default = inspect.signature(loader).parameters["protocol"].default
   return tuple(declared) or (default,)
 

@@ -2,7 +2,7 @@
 
 python -m jaxformers zoo
 
-`jaxformers.load("zoo:NAME")` opens one. `launch/zoo.py` trains them anew.
+`jaxformers.load("zoo:NAME")` opens a model. `launch/zoo.py` trains the models.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from jaxformers.training import zoo
 
 @cli.command()
 def main() -> None:
-  """Prints a line for each model, with its score."""
+  """Prints a line for each model, with its score and its size."""
   rows = []
   for name, recipe in zoo.RECIPES.items():
+    # Read the score of a model that is installed.
     score, parameters = "not in this installation", ""
     if zoo.find(name).is_dir():
       results = workdirs.read_results(zoo.find(name))

@@ -1,1 +1,4 @@
-"""Errors, registries, files and command lines; any module may import them."""
+"""Shared utilities: errors, registries, files and command lines.
+
+Any module of the package may import them.
+"""

@@ -1,12 +1,12 @@
-"""Settings of the C library for memory that was freed."""
+"""Settings of the C library's allocator for freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-# Parameters of glibc's mallopt (malloc.h), with the environment variables that
-# set them too.
+# Parameters of glibc's mallopt (malloc.h), and the environment variables that
+# set the same parameters.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _VARIABLES = {
   _TRIM_THRESHOLD: "MALLOC_TRIM_THRESHOLD_",
@@ -17,18 +17,21 @@ _VARIABLES = {
 
 
 def keep_freed_memory() -> bool:
-  """Keeps memory of freed arrays in the process, for the arrays that follow.
+  """Keeps the memory of freed arrays in the process, for later arrays.
 
-  XLA on CPUs allocates its arrays anew in every step. glibc returns large
-  arrays to the kernel. The next step asks for the memory again, and the kernel
-  clears each page: up to half of the time of a step. Call it before other
-  threads start. The process holds its greatest memory until it ends.
+  On CPUs, XLA allocates its arrays again in every step. By default, glibc
+  returns the memory of large arrays to the kernel. The next step requests the
+  memory again, and the kernel clears each page, which takes up to half of the
+  time of a step. With these settings, the process holds its peak memory until
+  it ends.
 
-  Environment variables MALLOC_* of the user take precedence.
+  Call this function before other threads start. Environment variables MALLOC_*
+  of the user take precedence.
 
   Returns:
-    True if the C library is glibc and took the settings.
+    True if the C library is glibc and accepted all settings.
   """
+  # Other C libraries have no mallopt.
   try:
     mallopt = ctypes.CDLL("libc.so.6").mallopt
   except (OSError, AttributeError):
@@ -39,7 +42,7 @@ def keep_freed_memory() -> bool:
     _MMAP_MAX: 0,  # have large arrays on it too,
     _ARENA_MAX: 1,  # and let all threads share it.
   }
-  # A list, so that one setting that is refused does not leave out the others.
+  # Build a list, so that all settings are tried even if one is refused.
   return all(
     [
       mallopt(parameter, value) == 1

@@ -17,10 +17,10 @@ from jaxformers.foundations.errors import UserError
 
 
 class Command(Protocol):
-  """The `main` of a command."""
+  """Type of the `main` function of a command."""
 
   def __call__(self, argv: Sequence[str] | None = None) -> None:
-    """Runs the command; `argv` of None stands for that of the process."""
+    """Runs the command on `argv`, or on the process's arguments if None."""
 
 
 class Argument(NamedTuple):
@@ -31,9 +31,14 @@ class Argument(NamedTuple):
 
 
 def argument(*flags: str, **options: Any) -> Argument:
-  """Declares an argument of a command, as `add_argument` takes it.
+  """Declares an argument of a command.
 
-  A default gives the type, and is named in the help unless it is 0 or "".
+  A default sets the type of the argument. The help shows the default unless it
+  is 0 or "".
+
+  Args:
+    *flags: flags or name of the argument, as `add_argument` takes them.
+    **options: keyword arguments of `add_argument`.
   """
   if "default" in options:
     options.setdefault("type", type(options["default"]))
@@ -44,16 +49,17 @@ def argument(*flags: str, **options: Any) -> Argument:
 
 
 def option(name: str, default: Any, text: str) -> Argument:
-  """Declares --NAME with a default, which gives its type, and its help."""
+  """Declares the option --NAME; its default sets its type."""
   return argument(f"--{name}", default=default, help=text)
 
 
 def switch(flag: str, **options: Any) -> Argument:
-  """Declares a flag without a value, which is False unless it is given."""
+  """Declares a flag without a value; its default is False."""
   return Argument((flag,), {"action": "store_true", **options})
 
 
-VALUE = re.compile(r"(?!-)|-\.?\d")  # A word that is no flag: -1 is a number.
+# Beginning of a word that is a value and not a flag; -1 is a number.
+VALUE = re.compile(r"(?!-)|-\.?\d")
 
 WORKDIR = argument("workdir", metavar="WORKDIR", help="folder of a run")
 WORKDIRS = argument(
@@ -68,12 +74,12 @@ JSON = switch("--json", dest="as_json", help="print JSON")
 
 
 def show(content: Any, lines: Iterable[str], as_json: bool) -> None:
-  """Prints the result of a command as JSON, or else the lines about it."""
+  """Prints the result of a command as JSON, or as lines of text."""
   print(json.dumps(content, indent=2) if as_json else "\n".join(lines))
 
 
 def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:
-  """Returns the numbers of a comma-separated option; "" gives [].
+  """Parses the numbers of a comma-separated option; "" gives [].
 
   Args:
     flag: name of the option, for the error message.
@@ -81,7 +87,7 @@ def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:
     kind: int or float.
 
   Raises:
-    UserError: for an item that is not a number of that kind.
+    UserError: if an item is not a number of that kind.
   """
   try:
     return [kind(item) for item in text.split(",")] if text else []
@@ -91,7 +97,7 @@ def numbers(flag: str, text: str, kind: type[int | float] = int) -> list[Any]:
 
 
 def names(text: str) -> list[str]:
-  """Returns the names of a comma-separated option; "" gives []."""
+  """Parses the names of a comma-separated option; "" gives []."""
   return [name for name in text.split(",") if name]
 
 
@@ -104,10 +110,13 @@ def is_override(argument: str) -> bool:
 def split_overrides(
   arguments: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-  """Returns the arguments that set fields of a config, and the others.
+  """Separates the arguments that set fields of a config from the others.
 
-  "--config.seed 1" becomes "--config.seed=1"; a field that is followed by
-  another flag, such as "--config.wandb --eval_only", stands for True.
+  "--config.seed 1" becomes "--config.seed=1". A field that another flag
+  follows, as in "--config.wandb --eval_only", is set to True.
+
+  Returns:
+    The arguments that set fields, and the other arguments.
   """
   overrides: list[str] = []
   rest: list[str] = []
@@ -117,6 +126,7 @@ def split_overrides(
     if not is_override(word):
       rest.append(word)
       continue
+    # Join the flag with its value, if the next word is one.
     is_whole = "=" in word or word.lstrip("-").startswith("no")
     if not is_whole and words and VALUE.match(words[0]):
       word = f"{word}={words.popleft()}"
@@ -125,16 +135,16 @@ def split_overrides(
 
 
 def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
-  """Returns the parser of a command; its help is the module's docstring.
+  """Builds the parser of a command. Its help is the module's docstring.
 
   Args:
-    module: name of the module, as in `__name__`.
+    module: name of the module, from `__name__`.
     *arguments: arguments of the command.
   """
-  # `python -m` names the module "__main__"; its spec has the real path.
+  # Under `python -m` the module is "__main__"; its spec has the real name.
   spec = sys.modules[module].__spec__
   path = spec.name.removesuffix(".__main__") if spec else ""
-  # Usage shows the command as a user types it.
+  # Show the command in the usage as a user types it.
   path = path.replace("jaxformers.commands.", "jaxformers ")
   program = f"python -m {path}" if spec else None
   # Keep the line breaks of the docstring and its examples.
@@ -154,27 +164,32 @@ def command(
   takes_overrides: bool = False,
   on_interrupt: str = "",
 ) -> Callable[[Callable[..., None]], Command]:
-  """Makes a command of a function: `main(argv)` parses and calls it.
+  """Returns a decorator that turns a function into a command.
 
-  A `UserError` or an error of the file system ends the command with one line
-  and status 1. A command that reads the folders of runs also takes --trust.
+  The command `main(argv)` parses the arguments and calls the function. A
+  `UserError` or an error of the file system ends the command with one line and
+  status 1. A command that reads the folders of runs also accepts --trust.
 
   Args:
-    *arguments: from `argument`; the function takes them by keyword.
-    make_parser: returns the parser instead, for commands with subcommands.
-    takes_overrides: True for a command that takes fields of a config, such as
-      --config.model.d_model=64; the function takes the list `overrides`.
-    on_interrupt: sentence that says what the same command does when it is run
-      again after Ctrl-C; "" if it starts again from nothing.
+    *arguments: results of `argument`; the function takes their values by
+      keyword.
+    make_parser: function that builds the parser of a command with subcommands;
+      `arguments` are then not used.
+    takes_overrides: True for a command that accepts fields of a config, such as
+      --config.model.d_model=64. The function takes them as the list
+      `overrides`.
+    on_interrupt: sentence on what the command does when it is run again after
+      Ctrl-C; "" if it starts from the beginning.
   """
 
   def decorate(function: Callable[..., None]) -> Command:
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
-      # Build the parser at the call, so that an import does no work.
+      # Build the parser when the command is called: an import does no work.
       reads_runs = any(a.options.get("metavar") == "WORKDIR" for a in arguments)
       offered = (*arguments, TRUST) if reads_runs else arguments
       build = make_parser or (lambda: parser(function.__module__, *offered))
+      # Parse the arguments, apart from the fields of a config.
       flags = sys.argv[1:] if argv is None else list(argv)
       overrides: list[str] = []
       rest = flags
@@ -185,15 +200,15 @@ def command(
         options["overrides"] = overrides
       trust = reads_runs and options.pop("trust")
       try:
-        if "jax" in sys.modules:  # A command that computes.
+        if "jax" in sys.modules:  # Only commands that compute import JAX.
           requirements.require_device()
         with interrupts.closed_pipe(), user_code.trusting(trust):
           function(**options)
       except KeyboardInterrupt:
         if argv is not None and not on_interrupt:
-          raise  # Another program has called it.
+          raise  # Another program has called the command.
         interrupts.leave(on_interrupt)
-      # Mistakes of the user end in one line; bugs keep their traceback.
+      # Print mistakes of the user in one line; bugs keep their traceback.
       except (UserError, OSError) as error:
         sys.exit(f"error: {error}")
 

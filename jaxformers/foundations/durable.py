@@ -1,7 +1,8 @@
-"""Files and folders that are complete whenever they exist, and full disks.
+"""Atomic writes of files and folders, and detection of full disks.
 
-This holds across a loss of power: content is written to the disk before it gets
-its name, because file systems may write a new name before its content.
+A file or folder that exists is complete, even after a loss of power. The
+content is written to the disk before it gets its final name, because file
+systems may write a new name before its content.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from typing import Any
 
 import filelock
 
-# Some file systems, such as those of object stores, cannot sync a folder.
+# Some file systems, such as object stores, cannot sync a folder.
 _UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 def write_text(path: Path, text: str) -> None:
-  """Writes a UTF-8 file: readers see the old content or the new, not a part.
+  """Writes a UTF-8 file atomically: readers see the old or the new content.
 
   Raises:
-    OSError: if it cannot be written; the old content stays.
+    OSError: if the file cannot be written. The old content stays.
   """
+  # Write a hidden file next to it, and rename this file once it is complete.
   staged = path.with_name(f".{path.name}.staged")
   try:
     with staged.open("w", encoding="utf-8") as file:
@@ -42,7 +44,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-  """Writes JSON as `write_text` does; ValueError for NaN and infinity."""
+  """Writes a JSON file atomically; see `write_text`.
+
+  Raises:
+    ValueError: if the content has NaN or infinity.
+    OSError: if the file cannot be written. The old content stays.
+  """
   text = json.dumps(content, indent=2, allow_nan=False)
   write_text(path, text + "\n")
 
@@ -56,29 +63,33 @@ def rename(staged: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-  """Yields an empty folder that takes the place of `path` at the end.
+  """Yields an empty folder that replaces `path` at the end of the block.
 
-  Readers see the old folder or the new one, whole; after an error or a kill
-  they see the old one. A second process waits until the first has ended.
+  Readers see the complete old folder or the complete new folder. After an error
+  or a kill they see the old folder. A second process waits until the first
+  process has finished.
 
   Args:
-    path: folder to write, made if it is missing. What it holds is removed.
+    path: folder to write. It is created if it is missing, and its old content
+      is removed.
 
   Raises:
-    OSError: if the folder cannot be written; the old one stays.
+    OSError: if the folder cannot be written. The old folder stays.
   """
+  # Write to a hidden folder next to `path`, and keep the old folder aside.
   path = path.resolve()
   path.parent.mkdir(parents=True, exist_ok=True)
   staged, aside = (
     path.with_name(f".{path.name}.{suffix}") for suffix in ("staged", "aside")
   )
   with _lock(path.with_name(f".{path.name}.lock")):
-    # A process may have been killed here before.
+    # Restore or remove the leftovers of a process that was killed.
     if aside.exists() and not path.exists():
       os.rename(aside, path)
     for folder in (staged, aside):
       shutil.rmtree(folder, ignore_errors=True)
     staged.mkdir()
+    # Let the caller write, and exchange the folders.
     try:
       yield staged
       _sync_content(staged)
@@ -92,7 +103,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> contextlib.AbstractContextManager[Any]:
-  """Waits for a lock; returns no lock where the file system has none."""
+  """Waits for a lock; returns an empty context if locks are not supported."""
   try:
     return filelock.FileLock(path).acquire()
   except NotImplementedError:
@@ -104,19 +115,20 @@ def _lock(path: Path) -> contextlib.AbstractContextManager[Any]:
 
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2).
-_HERE = -100  # AT_FDCWD.
+_HERE = -100  # AT_FDCWD, the working directory.
 
 
 def _exchange(first: Path, second: Path, aside: Path) -> None:
-  """Exchanges two folders in one step where the file system can do that.
+  """Exchanges two folders, in one step if the file system supports it.
 
-  Elsewhere a kill may leave the second folder under the name `aside` only.
+  Otherwise a kill may leave the second folder only under the name `aside`.
   """
+  # One step, by a system call of Linux.
   renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
   names = (_HERE, os.fsencode(first), _HERE, os.fsencode(second))
   if renameat2 and renameat2(*names, _EXCHANGE) == 0:
     return
-  # Two steps.
+  # Two steps, which are undone if the second one fails.
   os.rename(second, aside)
   try:
     os.rename(first, second)
@@ -127,7 +139,7 @@ def _exchange(first: Path, second: Path, aside: Path) -> None:
 
 
 def _sync_content(top: Path) -> None:
-  """Waits until all files of a folder are on the disk."""
+  """Waits until all files and subfolders of a folder are on the disk."""
   for folder, _, names in os.walk(top, topdown=False):
     for name in names:
       _sync(Path(folder, name))
@@ -146,7 +158,7 @@ def _sync(path: Path) -> None:
     os.close(descriptor)
 
 
-# What the operating system says of a file that cannot grow.
+# Reasons for which a file cannot grow, by the error number of the system.
 _FULL = {
   errno.ENOSPC: "the disk is full",
   errno.EDQUOT: "the disk quota is used up",
@@ -157,13 +169,16 @@ _FULL = {
 def full_disk_reason(error: BaseException) -> str | None:
   """Returns why a file cannot grow, or None for any other error.
 
-  Libraries such as orbax and the writers of array_record quote the operating
-  system in errors of their own, or raise them while handling an `OSError`.
+  Libraries such as orbax and the writers of array_record raise other errors,
+  which quote the message of the operating system or have an `OSError` as their
+  context.
   """
+  # The error itself: compare its number, and search its message.
   for number, reason in _FULL.items():
     has_code = getattr(error, "errno", None) == number
     if has_code or os.strerror(number) in str(error):
       return reason
+  # The error that caused it.
   hidden = None if error.__suppress_context__ else error.__context__
   cause = error.__cause__ or hidden
   return None if cause is None else full_disk_reason(cause)

@@ -1,15 +1,23 @@
-"""Exceptions whose message is for the user of a command, not for its author."""
+"""Exceptions whose message is written for the user."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-  """A mistake that a user can mend: an option, a file, a data set.
+  """Error that the user can fix, such as a wrong option, file or data set.
 
-  Its message names the value, the choices and the remedy. Commands print it
-  without a traceback.
+  The message names the value, the choices and the remedy. Commands print the
+  message without a traceback.
+
+  Example:
+    >>> import jaxformers as jf
+    >>> try:
+    ...   jf.MODELS["transfomer"]
+    ... except jf.UserError as error:
+    ...   print(str(error).partition(" Choices")[0])
+    Unknown model 'transfomer'. Did you mean 'transformer'?
   """
 
 
 class DivergedError(UserError, FloatingPointError):
-  """A loss or a parameter that is not finite."""
+  """Error for a loss or a parameter that is not finite."""

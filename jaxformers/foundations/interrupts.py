@@ -1,4 +1,4 @@
-"""Ends a command that is interrupted or whose reader has gone, quietly."""
+"""Quiet ends of a command: after Ctrl-C, and after its output pipe closes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import NoReturn
 
 
 def leave(advice: str = "") -> NoReturn:
-  """Ends this process at once, with status 130.
+  """Ends this process immediately, with status 130.
 
   A normal exit would wait for threads that still read or generate data.
 
   Args:
-    advice: one sentence on what running the same command again does; "" for a
-      command that starts again from nothing.
+    advice: sentence on what happens when the same command is run again; "" for
+      a command that starts from the beginning.
   """
+  # Print buffered output, and then the message; both streams may be closed.
   with contextlib.suppress(OSError, ValueError):
     sys.stdout.flush()
   again = f" Run the same command again: {advice}" if advice else ""
@@ -30,10 +31,12 @@ def leave(advice: str = "") -> NoReturn:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-  """Ends this process at once at Ctrl-C, inside the block.
+  """Makes Ctrl-C end this process immediately, inside the block.
 
-  For imports: an extension module turns KeyboardInterrupt into other errors.
+  Use it around imports: an extension module may turn KeyboardInterrupt into
+  another error.
   """
+  # Replace only Python's default handler.
   before = signal.getsignal(signal.SIGINT)
   if before is signal.default_int_handler:
     signal.signal(signal.SIGINT, lambda *_: leave())
@@ -45,23 +48,23 @@ def importing() -> Iterator[None]:
 
 
 def print_all_letters() -> None:
-  """Makes stdout print the codes of letters that the locale cannot show."""
+  """Makes stdout escape characters that the locale cannot encode."""
   if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
 def closed_pipe() -> Iterator[None]:
-  """Ends this process with status 141 if the reader of its output has gone.
+  """Ends this process with status 141 if the reader of its output closes.
 
-  `jaxformers models | head` closes the pipe after ten lines; a shell's own
-  tools end in the same way, by SIGPIPE.
+  For example, `jaxformers models | head` closes the pipe after ten lines. The
+  tools of a shell end with the same status, by SIGPIPE.
   """
   print_all_letters()
   try:
     yield
     sys.stdout.flush()
   except BrokenPipeError:
-    # Python flushes again at its end: let that write go nowhere.
+    # Python flushes stdout again at its end: redirect it to the null device.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(128 + signal.SIGPIPE)

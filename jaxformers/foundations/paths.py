@@ -1,4 +1,4 @@
-"""Paths as users write them."""
+"""Expansion of paths that users write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from jaxformers.foundations.errors import UserError
 
 
 def expand(path: str | os.PathLike[str]) -> Path:
-  """Returns a path with the home directory in place of `~`.
+  """Replaces a leading `~` of a path by the home directory.
 
   Raises:
-    UserError: if it begins with `~` and the home directory is unknown, as in a
-      container whose user has no HOME and no entry in /etc/passwd.
+    UserError: if the path begins with `~` and the home directory is unknown.
+      This happens in a container whose user has no HOME and no entry in
+      /etc/passwd.
   """
   try:
     return Path(path).expanduser()

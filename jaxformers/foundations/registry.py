@@ -1,4 +1,4 @@
-"""Registries of names that a config can choose, and errors that list them."""
+"""Registries of names for configs, and errors that list the valid names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ R = TypeVar("R")
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
-  """Returns the error to raise for a name that is not one of the choices.
+  """Returns the error for a name that is not one of the choices.
 
   Args:
-    kind: noun for the choices, in the singular ("model", "config key").
+    kind: singular noun for the choices, such as "model" or "config key".
     name: unknown name.
     choices: valid names.
   """
   choices = sorted(str(choice) for choice in choices)
-  # The closest choice is most likely what was meant.
+  # Suggest the closest choice, which the user most likely meant.
   close = difflib.get_close_matches(str(name), choices, n=1)
   hint = f" Did you mean {close[0]!r}?" if close else ""
   listed = ", ".join(choices) or "none"
@@ -32,8 +32,8 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
 
 
 def choose(kind: str, name: str, choices: Iterable[str]) -> str:
-  """Returns the name; raises UserError if it is not one of the choices."""
-  # An iterator could be read only once.
+  """Returns the name, or raises UserError if it is not one of the choices."""
+  # Make a list: an iterator could be read only once.
   choices = list(choices)
   if name not in choices:
     raise unknown(kind, name, choices)
@@ -43,18 +43,18 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
 def call(
   kind: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> Any:
-  """Returns `function(**options)`.
+  """Returns `function(**options)`, after a check of the names of the options.
 
   Args:
-    kind: owner of the options in the message ("mixer 'softmax'").
+    kind: owner of the options in the error message, such as "mixer 'softmax'".
     function: function or class, whose keyword arguments are the choices.
     options: keyword arguments.
 
   Raises:
-    UserError: for an unknown or a missing option.
+    UserError: if an option is unknown or missing.
   """
   check_options(kind, function, options)
-  # Find required options first: Python's TypeError is not a message for users.
+  # Check for missing options: Python's TypeError is no message for users.
   missing = [
     name
     for name, p in inspect.signature(function).parameters.items()
@@ -69,7 +69,7 @@ def call(
 def check_options(
   kind: str, function: Callable[..., Any], options: Iterable[str]
 ) -> None:
-  """Raises UserError for an option that a function does not take."""
+  """Raises UserError for an option that a function does not accept."""
   accepted = inspect.signature(function).parameters
   # A function that takes any keyword checks its options itself.
   if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
@@ -80,15 +80,17 @@ def check_options(
 
 
 def summarize(entry: Any) -> str:
-  """Returns the first line of the docstring of an entry, or ""."""
+  """Returns the first line of an entry's docstring; "" without a docstring."""
   return (inspect.getdoc(entry) or "").partition("\n")[0]
 
 
 def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
-  """Makes a function name the keyword that was meant for one it does not take.
+  """Makes a function raise UserError for an unknown keyword.
 
-  The function then raises UserError, with the choices, and no TypeError.
+  The error replaces Python's TypeError. It suggests the closest keyword and
+  lists all of them.
   """
+  # Keywords that the function accepts.
   parameters = inspect.signature(function).parameters.values()
   accepted = [
     p.name
@@ -107,24 +109,40 @@ def check_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class Registry(collections.UserDict[str, Any]):
-  """Mapping from names to entries, which a decorator adds.
+  """Mapping from names to entries; the decorator `register` adds entries.
 
-  An unknown name raises `UserError`, which lists the choices.
+  An unknown name raises `UserError`, which lists the known names.
+
+  Example:
+    >>> from jaxformers.foundations.registry import Registry
+    >>> colours = Registry("colour")
+    >>> @colours.register("red")
+    ... def red():
+    ...   return "#f00"
+    >>> colours["red"]()
+    '#f00'
   """
 
   def __init__(self, kind: str, *, is_open: bool = False) -> None:
-    """Makes an empty registry.
+    """Creates an empty registry.
 
     Args:
-      kind: noun for its entries in messages, in the singular.
-      is_open: True if modules of users, which a config names, add entries.
+      kind: singular noun for an entry, for error messages.
+      is_open: True if users' modules, which a config names, may add entries.
     """
     super().__init__()
     self.kind = kind
     self.is_open = is_open
 
   def register(self, name: str) -> Callable[[Any], Any]:
-    """Returns a decorator that adds an entry under a name."""
+    """Returns a decorator that adds an entry under a name.
+
+    Args:
+      name: Name of the entry.
+
+    Raises:
+      UserError: If the name is already registered.
+    """
 
     def add(entry: Any) -> Any:
       if name in self:

@@ -1,4 +1,4 @@
-"""Libraries of extras, and devices: checked before any work needs them."""
+"""Checks of optional libraries and of devices, made before they are needed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ EXTRAS = {
   "tensorboard": ("tensorboardX",),
   "wandb": ("wandb",),
 }
-_PACKAGES = {"sklearn": "scikit-learn"}  # Where pip has another name.
+# Names of packages for pip, where they differ from the name of the module.
+_PACKAGES = {"sklearn": "scikit-learn"}
 
 
 def _is_installed(module: str) -> bool:
-  # A module that is imported may have no spec to find.
+  # An imported module may have no spec.
   return bool(sys.modules.get(module) or importlib.util.find_spec(module))
 
 
 def require(extra: str, purpose: str) -> None:
   """Raises UserError if a library of an extra is not installed.
 
-  No library is imported, so this takes no time.
+  The check is fast, because it imports no library.
 
   Args:
-    extra: name in `EXTRAS`.
-    purpose: what needs the libraries, for the message.
+    extra: name of the extra in `EXTRAS`.
+    purpose: feature that needs the libraries, for the error message.
   """
   packages = [
     _PACKAGES.get(module, module)
@@ -49,26 +50,27 @@ def require(extra: str, purpose: str) -> None:
 
 
 def require_logs(logs: Iterable[str]) -> None:
-  """Raises UserError for a log of a run whose library is not installed.
+  """Raises UserError if the library of a log is not installed.
 
   Args:
-    logs: extras that the config turns on; see `RunConfig.logs`.
+    logs: extras of the logs that the config turns on; see `RunConfig.logs`.
   """
   for extra in logs:
     require(extra, f"config.{extra}=True")
 
 
 def require_device() -> None:
-  """Raises UserError if JAX has no device of the platforms of `JAX_PLATFORMS`.
+  """Raises UserError if no device of `JAX_PLATFORMS` exists.
 
-  JAX itself raises a bare AssertionError then. Without the variable it finds at
-  least the CPU, and is not started here.
+  JAX itself would raise an AssertionError without a message. If the variable is
+  not set, JAX always finds the CPU, and this function does not start JAX.
   """
   platforms = os.environ.get("JAX_PLATFORMS", "")
   if not platforms:
     return
   import jax
 
+  # Other errors of JAX, such as a peer that has gone, are not replaced.
   try:
     jax.devices()
   except (AssertionError, RuntimeError) as error:

@@ -1,8 +1,9 @@
-"""Modules of a user's own code, which register mixers, blocks or tasks.
+"""Imports of users' modules, which register mixers, blocks or tasks.
 
-A module that a command, a config file or a call names is imported. A module
-that only a folder names, such as the workdir of somebody else's run, is
-imported only inside `trusting`, and never from that folder.
+A module that a command, a config file or a call names is always imported. A
+module that only the files of a folder name, such as the workdir of another
+person's run, is imported only inside `trusting`. Such a module is never
+imported from that folder itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def trusting(trust: bool = True) -> Iterator[None]:
   """Allows imports of the modules that folders name, inside the block.
 
   Args:
-    trust: False leaves everything as it is.
+    trust: True allows the imports. False changes nothing.
   """
   token = _is_trusted.set(trust or _is_trusted.get())
   try:
@@ -38,18 +39,19 @@ def trusting(trust: bool = True) -> Iterator[None]:
 def import_modules(listed: Any) -> None:
   """Imports modules that the user has named.
 
-  Modules in the working directory are found, whichever command runs, and can
-  import their neighbours later.
+  Every command finds modules in the working directory. These modules can also
+  import other modules of the directory later.
 
   Args:
-    listed: value of `config.imports`, names separated by commas.
+    listed: value of `config.imports`: names of modules, separated by commas.
 
   Raises:
-    UserError: for a module that cannot be found.
+    UserError: if a module cannot be found.
   """
   for name in _names(listed):
     with _search_path([str(Path.cwd()), *sys.path]):
       _import(name)
+  # Add the working directory for later imports.
   if listed and not {"", str(Path.cwd())} & {*sys.path}:
     sys.path.append(str(Path.cwd()))
 
@@ -57,38 +59,41 @@ def import_modules(listed: Any) -> None:
 def import_named_by(folder: Path, listed: Any) -> None:
   """Imports modules that the files of a folder name.
 
-  Modules that are imported already need no trust. Neither a module nor what it
-  imports comes from the folder itself.
+  Modules that are already imported need no trust. A module is never imported
+  from the folder itself, and neither are the modules that it imports.
 
   Args:
     folder: folder of a trained model.
-    listed: value of `config.imports` in its files.
+    listed: value of `config.imports` in the files of the folder.
 
   Raises:
-    UserError: outside of `trusting`; for a module that lies in the folder; for
-      a module that cannot be found.
+    UserError: if the call is outside `trusting`, if a module lies in the
+      folder, or if a module cannot be found.
   """
+  # Refuse names of modules that are not imported yet, without trust.
   names = [name for name in _names(listed) if name not in sys.modules]
   if names and not _is_trusted.get():
     raise UserError(
       f"{folder} needs the code of {', '.join(map(repr, names))}, which runs "
-      "with your rights. If you trust this code, and whoever wrote the folder, "
+      "with your rights. If you trust this code and the author of the folder, "
       "give --trust (in Python trust=True), or import the code first."
     )
+  # Import from all places outside the folder.
   places = [str(Path.cwd()), *sys.path]
   others = [place for place in places if not _is_inside(place, folder)]
   for name in names:
     if _lies_in(folder, name, places):
       raise UserError(
-        f"The module {name!r}, which {folder} names, lies in that folder "
-        "itself, and is never imported from there: move the module out of "
-        "the folder if you trust its code."
+        f"The module {name!r}, which {folder} names, lies in that folder and "
+        "is never imported from it: move the module out of the folder if you "
+        "trust its code."
       )
     with _search_path(others):
       _import(name)
 
 
 def _names(listed: Any) -> list[str]:
+  # Split the names, and check that all parts are identifiers.
   names = listed.split(",") if isinstance(listed, str) else [""]
   names = [name.strip() for name in names]
   parts = ".".join(names).split(".")
@@ -101,7 +106,7 @@ def _names(listed: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _search_path(places: list[str]) -> Iterator[None]:
-  """Makes places the whole of `sys.path`, inside the block."""
+  """Replaces `sys.path` by the given places, inside the block."""
   before = sys.path[:]
   sys.path[:] = places
   try:
@@ -114,7 +119,7 @@ def _import(name: str) -> None:
   try:
     importlib.import_module(name)
   except ModuleNotFoundError as error:
-    # A module that the user's own module lacks is the user's to install.
+    # The user's module was found, but needs a library that is not installed.
     if error.name not in (name, name.partition(".")[0]):
       raise
     raise UserError(
@@ -126,10 +131,10 @@ def _import(name: str) -> None:
 def _lies_in(folder: Path, name: str, places: list[str]) -> bool:
   """Returns True if an import of a module would run code of a folder.
 
-  Finds the module, and the packages around it, without importing any.
+  The function finds the module and its parent packages without importing them.
   """
   for part in name.split("."):
-    # Without its parent's name, which would have to be imported.
+    # Search for one part at a time: a full name would import its parent.
     spec = PathFinder.find_spec(part, places)
     if spec is None:
       return False

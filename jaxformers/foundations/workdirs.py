@@ -1,8 +1,8 @@
-"""Files of a run's workdir: written with a digest, and checked when read.
+"""Files of a run's workdir, which are written with a digest and verified.
 
-Other programs write files of these names too: a folder of Hugging Face has a
-`config.json`. A file may also be damaged: a digit of `results.json` that has
-changed would be quoted as a result.
+The digest detects files of other programs: a folder of Hugging Face also has a
+`config.json`. It also detects damage: a changed digit in `results.json` would
+otherwise be quoted as a result.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jaxformers.foundations import durable
 from jaxformers.foundations.errors import UserError
 
 TOKENIZER = "tokenizer.json"
-# Fields that every file of this package has, with their types; a dot leads into
-# a section.
+# Fields that every `config.json` and `results.json` has, with their types. A
+# dot separates the names of sections.
 CONFIG_FIELDS: dict[str, Any] = {
   "seed": int,
   "task.name": str,
@@ -35,19 +35,19 @@ RESULTS_FIELDS: dict[str, Any] = {
   **dict.fromkeys(("parameter_ratio", "train_seconds"), (int, float)),
   **dict.fromkeys(("config.model.num_layers", "config.model.d_model"), int),
 }
-# Fields of a record of scores.json.
+# Fields of each record of scores.json.
 SCORE_FIELDS = ("command", "how", "step", "examples", "scores")
 
 
 def digest(content: Any) -> str:
-  """Returns the BLAKE2b digest of a JSON content, 16 hexadecimal digits."""
+  """Returns the BLAKE2b digest of JSON content, as 16 hexadecimal digits."""
   text = json.dumps(content, sort_keys=True)
   return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a content as JSON reads it back, with its digest."""
-  # The digest is of what JSON reads back: tuples become lists.
+  """Converts content to plain JSON types and adds its digest."""
+  # Compute the digest after a round trip through JSON: tuples become lists.
   plain = json.loads(json.dumps(content))
   return {**plain, "digest": digest(plain)}
 
@@ -64,16 +64,17 @@ def write(folder: Path, name: str, content: Mapping[str, Any]) -> None:
 
 
 def write_vocabulary(folder: Path, task: Any) -> None:
-  """Writes `vocabulary.json`: what every id stands for, and how to read inputs.
+  """Writes `vocabulary.json`: the token of every id, and how to read inputs.
 
-  With it a trained model reads texts and arrays without its data set; see
-  `tasks.inputs.from_record`. For word pieces it also writes `tokenizer.json`,
-  which Hugging Face's `tokenizers` reads.
+  With this file, a trained model reads texts and arrays without its data set;
+  see `tasks.inputs.from_record`. For word pieces and byte pairs, the function
+  also writes `tokenizer.json`, which Hugging Face's `tokenizers` reads.
 
   Args:
-    folder: workdir of the run, or any other.
-    task: a `tasks.Task`.
+    folder: workdir of the run, or any other folder.
+    task: `tasks.Task` whose inputs the file describes.
   """
+  # Tokens and sizes complete the description of the task.
   content = task.description() | {
     "tokens": list(task.vocabulary),
     "tokenizer": task.tokenizer,
@@ -87,7 +88,14 @@ def write_vocabulary(folder: Path, task: Any) -> None:
 def write_record(
   folder: Path, content: Mapping[str, Any], tokenizer_json: str
 ) -> None:
-  """Writes `vocabulary.json` and, unless it is "", `tokenizer.json`."""
+  """Writes `vocabulary.json`, and `tokenizer.json` if there is a tokenizer.
+
+  Args:
+    folder: folder to write to.
+    content: content of `vocabulary.json`.
+    tokenizer_json: content of `tokenizer.json`; "" for no tokenizer.
+  """
+  # Write the tokenizer first, because its digest is part of the vocabulary.
   if tokenizer_json:
     tokenizer = json.loads(tokenizer_json)
     durable.write_json(folder / TOKENIZER, tokenizer)
@@ -96,19 +104,21 @@ def write_record(
 
 
 def has_tokenizer(vocabulary: Mapping[str, Any]) -> bool:
-  """Returns True if a `vocabulary.json` has a `tokenizer.json` next to it."""
+  """Returns True if a `tokenizer.json` belongs to a `vocabulary.json`."""
   return "tokenizer_digest" in vocabulary
 
 
 def read_tokenizer(folder: Path, vocabulary: Mapping[str, Any]) -> Any:
-  """Returns the content of `tokenizer.json`, which has its digest elsewhere.
+  """Returns the content of `tokenizer.json`.
+
+  The digest of this file is in `vocabulary.json`.
 
   Args:
-    folder: workdir of the run, or an exported model.
-    vocabulary: content of its `vocabulary.json`, which has the digest.
+    folder: workdir of the run, or folder of an exported model.
+    vocabulary: content of `vocabulary.json`.
 
   Raises:
-    UserError: as `read_config`.
+    UserError: if the file is damaged, or if this package did not write it.
   """
   content = _read_json(folder, TOKENIZER)
   if vocabulary.get("tokenizer_digest") != digest(content):
@@ -121,8 +131,8 @@ def read_config(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `config.json`.
 
   Raises:
-    UserError: for a file that is damaged, or that this package did not write;
-      it names the file, what is wrong with it, and what to do.
+    UserError: if the file is damaged, or if this package did not write it. The
+      message names the file, the problem and the remedy.
   """
   config = read_verified(folder, "config.json")
   check_config(folder, "config.json", config)
@@ -133,9 +143,10 @@ def read_results(folder: Path) -> dict[str, Any]:
   """Returns the content of a run's `results.json`.
 
   Raises:
-    UserError: as `read_config`.
+    UserError: if the file is damaged, or if this package did not write it.
   """
   results = read_verified(folder, "results.json")
+  # Check the required fields, and the score of the run's metric.
   _check_types(folder, "results.json", results, RESULTS_FIELDS)
   kinds = {results["metric"]: (int, float)}
   _check_types(folder, "results.json", results, kinds)
@@ -143,10 +154,11 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def read_all_scores(folder: Path) -> dict[str, Any]:
-  """Returns the results of a run, with `scores` that commands have written.
+  """Returns the results of a run, with the `scores` that commands added.
 
   Raises:
-    UserError: as `read_config`, also for a damaged `scores.json`.
+    UserError: if `results.json` or `scores.json` is damaged, or if this package
+      did not write it.
   """
   results = read_results(folder)
   scores = read_scores(folder)
@@ -156,13 +168,14 @@ def read_all_scores(folder: Path) -> dict[str, Any]:
 def read_scores(folder: Path) -> list[dict[str, Any]]:
   """Returns the records of a run's `scores.json`; [] if there is no file.
 
-  See `add_score`.
+  See `add_score` for the fields of a record.
 
   Raises:
-    UserError: for a file that is damaged, or that this package did not write.
+    UserError: if the file is damaged, or if this package did not write it.
   """
   if not (folder / "scores.json").exists():
     return []
+  # Check that the file is a list of records with all fields.
   try:
     scores: Any = read_verified(folder, "scores.json").get("scores")
     is_list = isinstance(scores, list) and all(
@@ -174,23 +187,27 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
   if not is_list:
     raise UserError(
       f"{folder / 'scores.json'} is damaged, or this package did not write it: "
-      "remove it, and run the commands again whose scores it held "
+      "remove it. Then run the commands that wrote its scores again "
       "(segmentation, perplexity, smoothness or robustness)."
     )
   return scores
 
 
 def add_score(folder: Path, record: Mapping[str, Any]) -> None:
-  """Adds a record to a run's `scores.json`, or replaces one made alike.
+  """Adds a record to a run's `scores.json`.
+
+  The record replaces a record with the same `command` and `how`.
 
   Args:
     folder: workdir of the run.
-    record: `command` that computed it, `how` it was made, `step` of the
-      checkpoint, number of `examples`, and `scores` by name.
+    record: `command` that computed the scores, `how` (the settings of the
+      command), `step` of the checkpoint, number of `examples`, and `scores` by
+      name.
 
   Raises:
-    UserError: as `read_scores`.
+    UserError: if `scores.json` is damaged, or if this package did not write it.
   """
+  # Keep the records of other commands and other settings.
   key = [record[name] for name in ("command", "how")]
   kept = [
     other
@@ -201,43 +218,45 @@ def add_score(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def check_config(folder: Path, name: str, config: Any) -> None:
-  """Raises UserError if a config was not written by this package.
+  """Raises UserError if this package did not write a config.
 
   Args:
     folder: workdir of the run.
-    name: file that the config was read from.
-    config: its content.
+    name: name of the file that the config was read from.
+    config: content of the file.
   """
   _check_types(folder, name, config, CONFIG_FIELDS)
 
 
 def metrics_line(step: int, scalars: Mapping[str, float]) -> str:
-  """Returns a line of `metrics.jsonl`; its last field is a checksum."""
+  """Formats a line of `metrics.jsonl`, whose last field is a checksum."""
   line = json.dumps({"step": step, **scalars})
   # Insert the checksum before the brace that ends the line.
   return f'{line[:-1]}, "crc32": {zlib.crc32(line.encode())}}}\n'
 
 
 def read_metrics(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
-  """Returns the records of `metrics.jsonl`, and which lines are damaged.
+  """Reads the records of `metrics.jsonl`, and finds its damaged lines.
 
   Returns:
-    The records without their checksums, none if there is no file; and the
-    numbers, from 1, of lines that are not a record or not as written. A last
-    line without its end counts as neither: its process was killed.
+    The records without their checksums, or [] if there is no file. And the
+    numbers of the damaged lines, counted from 1: lines that are no record or
+    have a wrong checksum. A last line without a line break is ignored, because
+    its process was killed while it wrote the line.
 
   Raises:
-    UserError: for a file that cannot be read at all.
+    UserError: if the file cannot be read.
   """
   path = folder / "metrics.jsonl"
   try:
     content = path.read_bytes() if path.exists() else b""
   except OSError as error:
     raise UserError(
-      f"{path} cannot be read ({error.strerror}): remove it or mend its "
+      f"{path} cannot be read ({error.strerror}): remove it or fix its "
       "permissions."
     ) from None
-  *lines, _ = content.split(b"\n")  # What follows the last end is cut off.
+  # Parse the complete lines: the last part has no line break.
+  *lines, _ = content.split(b"\n")
   records = [_parse_metrics(line) for line in lines]
   damaged = [n for n, record in enumerate(records, 1) if record is None]
   return [record for record in records if record is not None], damaged
@@ -249,33 +268,33 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
     record = json.loads(line)
   except (ValueError, RecursionError):  # Also for text that is not UTF-8.
     return None
-  # A record has a step, and every field of it is a number or null.
+  # A record has a step, and each of its fields is a number or null.
   if not isinstance(record, dict) or not isinstance(record.get("step"), int):
     return None
   if not all(isinstance(v, int | float | None) for v in record.values()):
     return None
-  # The checksum is of the line without it.
+  # The checksum covers the other fields of the line.
   expected = record.pop("crc32", None)
   is_right = expected == zlib.crc32(json.dumps(record).encode())
   return record if is_right else None
 
 
 def read_verified(folder: Path, name: str) -> dict[str, Any]:
-  """Returns the content of a JSON file of a run, whose digest must be right.
+  """Returns the content of a JSON file of a run, after checking its digest.
 
   Raises:
-    UserError: as `read_config`.
+    UserError: if the file cannot be read, or if its digest is missing or wrong.
   """
   content = _read_json(folder, name)
-  found = content.pop("digest", None)
-  if found != digest(content):
-    state = "is not that of its content" if found else "is missing"
+  recorded = content.pop("digest", None)
+  if recorded != digest(content):
+    state = "does not match its content" if recorded else "is missing"
     raise _not_a_run(folder, name, f"the digest of {name} {state}")
   return content
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
-  """Returns the content of a JSON file, whatever its digest is."""
+  """Returns the content of a JSON file without checking its digest."""
   try:
     content = json.loads((folder / name).read_bytes())
   except (ValueError, OSError, RecursionError) as error:
@@ -289,7 +308,14 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
 def _check_types(
   folder: Path, name: str, content: Any, fields: Mapping[str, Any]
 ) -> None:
-  """Raises UserError for a field that is missing or of another type."""
+  """Raises UserError if a field is missing or has another type.
+
+  Args:
+    folder: workdir of the run, for the message.
+    name: name of the file, for the message.
+    content: content of the file.
+    fields: type of each field, by its path.
+  """
   for field, kind in fields.items():
     # Walk through the sections to the field.
     value = content
@@ -304,8 +330,8 @@ def _not_a_run(folder: Path, name: str, problem: str) -> UserError:
   return UserError(
     f"{folder} is not a run of this package, or it is damaged: {problem}. Give "
     "the --workdir of a run that jaxformers trained. If this is one, remove "
-    f"{name} and run its training command again: the file is written anew from "
-    "the checkpoints."
+    f"{name} and run its training command again, which writes the file again "
+    "from the checkpoints."
   )
 
 
@@ -313,7 +339,7 @@ def check_trained(workdir: Path) -> None:
   """Raises UserError if there is no run in a workdir."""
   if not (workdir / "config.json").exists():
     raise UserError(
-      f"There is no run in {workdir}, for it has no config.json: give the "
-      "--workdir of a run. If this is one, its training command writes the "
-      "file anew."
+      f"There is no run in {workdir}, because it has no config.json: give the "
+      "--workdir of a run. If this is one, run its training command again, "
+      "which writes the file."
     )

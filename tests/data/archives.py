@@ -1,4 +1,4 @@
-"""Small archives of the layouts of the real ones, and hostile ones."""
+"""Small archives in the layouts of the real archives, and hostile archives."""
 
 import contextlib
 import gzip
@@ -8,10 +8,15 @@ import tarfile
 
 
 def write_tar(path, files, links=(), mode="w:gz"):
-  """files: {name: bytes}; links: (name, target, type of tarfile).
+  """Writes a tar archive, whose bytes do not depend on the time.
 
-  The same bytes at any time: gzip would write the second into its header.
+  Args:
+    path: archive to write.
+    files: {name: bytes}.
+    links: (name, target, type of tarfile) of each link.
+    mode: mode of `tarfile.open`.
   """
+  # A fixed mtime: gzip would write the current second into its header.
   packed = gzip.GzipFile(path, "wb", mtime=0) if mode == "w:gz" else None
   with (
     packed or contextlib.nullcontext(),
@@ -36,7 +41,7 @@ def write_folder(path, files):
 
 
 def imdb(count, note="read me"):
-  """Reviews as {name: bytes}, with strangers among them."""
+  """Returns reviews as {name: bytes}, with other files among them."""
   files = {"aclImdb/README": note.encode()}
   files["aclImdb/train/unsup/0_0.txt"] = b"no label"
   for split in ("train", "test"):
@@ -48,7 +53,7 @@ def imdb(count, note="read me"):
 
 
 def aan(counts):
-  """LRA's pairs; quotes and carriage returns are part of the texts."""
+  """Returns LRA's pairs, whose texts have quotes and carriage returns."""
   names = {"train": "train", "validation": "eval", "test": "test"}
   return {
     f"lra_release/tsv_data/new_aan_pairs.{names[split]}.tsv": b"".join(
@@ -60,7 +65,7 @@ def aan(counts):
 
 
 def ag_news(counts):
-  """{train,test}.csv with `count` articles of each class."""
+  """Returns {train,test}.csv with `counts` articles of each class."""
   return {
     f"ag_news_csv/{split}.csv": "".join(
       f'"{k}","{split} title {i}","a ""quoted"" text, {k}"\n'
@@ -72,7 +77,7 @@ def ag_news(counts):
 
 
 def squad(counts):
-  """SQuAD's files of `counts` paragraphs, with four questions each."""
+  """Returns SQuAD's files of `counts` paragraphs, with four questions each."""
   names, cities = (
     ("Ada", "Bob", "Cleo", "Dan"),
     ("Rome", "Oslo", "Lima", "Bern"),
@@ -107,7 +112,7 @@ def squad(counts):
 
 
 def simcse(count, pairs=4):
-  """Sentences, and pairs of STS-12 and STS-B in SentEval's files."""
+  """Returns sentences, and pairs of STS-12 and STS-B in SentEval's files."""
   words = ("red", "blue", "green", "house", "tree", "river", "is", "was")
 
   def sentence(k):
@@ -126,7 +131,7 @@ def simcse(count, pairs=4):
   for s, subset in enumerate(subsets):
     ks = range(s, s + pairs)
     inputs = "".join(f"{sentence(k)}\t{sentence(k * 2)}\n" for k in ks)
-    # A pair without a score does not count.
+    # The last line is empty: a pair without a score does not count.
     scores = "".join(f"{k % 6}.{k % 3}00\n" for k in ks[1:]) + "\n"
     files[f"STS/STS12-en-test/STS.input.{subset}.txt"] = inputs
     files[f"STS/STS12-en-test/STS.gs.{subset}.txt"] = scores

@@ -1,4 +1,4 @@
-"""Files that are no images, and damaged ones."""
+"""Images, damaged images, and files that are not images."""
 
 import io
 import random
@@ -16,7 +16,7 @@ showpage
 
 
 def picture(kind="PNG", size=SIZE, mode="RGB"):
-  """A file of noise, which has many bytes to damage."""
+  """Returns an image file of noise, which has many bytes to damage."""
   pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
   file = io.BytesIO()
   Image.fromarray(pixels).convert(mode).save(file, kind)
@@ -24,7 +24,7 @@ def picture(kind="PNG", size=SIZE, mode="RGB"):
 
 
 def damaged(content, seed):
-  """The file without its end, without some bytes, or with other bytes."""
+  """Removes the end or some bytes of a file, or changes some bytes."""
   rng = random.Random(seed)
   content = bytearray(content)
   match rng.randrange(4):

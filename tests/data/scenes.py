@@ -1,4 +1,4 @@
-"""A folder as ADE20K's, of coloured boxes."""
+"""Folder in the layout of ADE20K, with scenes of coloured boxes."""
 
 import io
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def write(folder, train=12, test=3, seed=0):
-  """Scenes of two classes and some pixels that are not counted."""
+  """Writes scenes of two classes, with some pixels that are not counted."""
   rng = np.random.default_rng(seed)
   for split, count in (("training", train), ("validation", test)):
     for kind in ("images", "annotations"):

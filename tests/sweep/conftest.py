@@ -1,4 +1,4 @@
-"""Programs that stand for training and for Slurm."""
+"""Fakes of the training command and of Slurm's programs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def at_the_root(monkeypatch, request):
 
 
 class Runs:
-  """Stands for `jaxformers.main`: notes the command and writes results."""
+  """Fake of `jaxformers.main` that records commands and writes results."""
 
   def __init__(self):
     self.commands, self.scores, self.broken = [], {}, {}
@@ -45,7 +45,7 @@ class Runs:
 
 
 def content(spec, options, score=0.5):
-  """Returns results of a run; its options are the seed and the overrides."""
+  """Returns the results of a run with the given seed and overrides."""
   seed = int(options[0].removeprefix("--config.seed="))
   sweep = Sweep(Path(), options[1:])
   (cell,) = grid.expand([spec], [])
@@ -61,7 +61,7 @@ def content(spec, options, score=0.5):
 
 
 def describe_task(self, config):
-  """Stands for `Sweep.describe_task`, which opens data."""
+  """Fake of `Sweep.describe_task` that opens no data."""
   return {"data": config.task.options.get("archive") or "listops"}
 
 
@@ -132,7 +132,7 @@ folder.mkdir(parents=True)
 
 @pytest.fixture
 def slurm(runs, monkeypatch, tmp_path):
-  """Programs that stand for Slurm's; returns the path of submitted scripts."""
+  """Installs fakes of Slurm's programs; returns the file of their scripts."""
   folder = tmp_path / "bin"
   folder.mkdir()
   for name, code in FAKES.items():

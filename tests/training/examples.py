@@ -1,4 +1,4 @@
-"""What the tests of training train on."""
+"""Models and batches for the tests of training."""
 
 import functools
 
@@ -11,7 +11,7 @@ from tests import optimizers
 
 
 def batch():
-  """Eight rows of ten ids below 12, three classes."""
+  """Returns a batch of eight rows of ten ids below 12, with three classes."""
   rng = np.random.default_rng(0)
   return {
     "inputs": rng.integers(1, 12, (8, 10)).astype(np.int32),
@@ -21,7 +21,7 @@ def batch():
 
 
 def setup(name, optimizer, learning_rate, **options):
-  """A model of two layers, its state away from the start, a batch, its step."""
+  """Returns a two-layer model, its state, a batch and its train step."""
   model = models.build(
     name,
     vocab_size=12,
@@ -38,7 +38,7 @@ def setup(name, optimizer, learning_rate, **options):
     10,
   )
   start = jax.jit(functools.partial(state.create, model, tx))(0)
-  # Away from the ReZero start, where most gradients vanish.
+  # Move away from the ReZero start, where most gradients vanish.
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, start.params)
   step = functools.partial(steps.train_step, model=model, tx=tx, seed=0)
   return model, start.replace(params=params), batch(), step

@@ -1,6 +1,7 @@
 """Prints planned and measured bytes of the train steps of some configs as JSON.
 
-A process of its own, since what others hold and free would be measured too.
+It runs in a separate process, because the memory of other tests would be
+measured too.
 """
 
 import ctypes
@@ -46,7 +47,7 @@ def measure(spec, batch_size, sizes):
   program = jax.jit(step, donate_argnums=0).lower(shapes, batch).compile()
   held = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), shapes)
   size = sum(x.nbytes for x in jax.tree.leaves(jax.block_until_ready(held)))
-  # Give freed memory back, and start the peak anew.
+  # Return freed memory to the kernel, and reset the peak.
   gc.collect()
   ctypes.CDLL("libc.so.6").malloc_trim(0)
   PEAK.write_text("5")

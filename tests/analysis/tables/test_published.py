@@ -239,7 +239,7 @@ def test_published_command_prints_markdown_and_latex(tmp_path, capsys):
   published_command.main([str(folder), "--latex"])
   assert r"\toprule" in capsys.readouterr().out
   write(run("cifar10", "transject", 0, 0.5))
-  with pytest.raises(SystemExit, match="no run is of a task.*imdb"):
+  with pytest.raises(SystemExit, match="no run has a task.*imdb"):
     published_command.main([str(folder)])
   with pytest.raises(SystemExit, match=r"no results\.json"):
     published_command.main([str(tmp_path / "nothing")])

@@ -1,4 +1,4 @@
-"""Recurrences step by step in NumPy, float64, for tests of recurrent mixers."""
+"""Recurrences computed step by step in NumPy, to test recurrent mixers."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ B, N, D = 3, 19, 6
 
 
 def inputs(n=N):
-  """x [B, n, D], and a mask with holes, an end, and a sample of one token."""
+  """Returns x [B, n, D] and a mask with gaps, padding and a single token."""
   x = np.random.default_rng(0).normal(size=(B, n, D))
   mask = np.arange(n)[None] < np.array([[n], [n - 4], [1]])
   mask[1, [0, 5, 6]] = False
@@ -44,7 +44,7 @@ def linear(params, x):
 
 
 def gated(form, activation, params, y):
-  """The gate after a recurrence."""
+  """Applies the gate after a recurrence."""
   g = activation(y)
   if form == "none":
     return g
@@ -55,12 +55,12 @@ def gated(form, activation, params, y):
 
 
 def tokens_of(x, mask):
-  """The tokens of each sample, [length, D] each."""
+  """Returns the tokens of each sample, [length, D]."""
   return [row[keep] for row, keep in zip(x, mask, strict=True)]
 
 
 def lay_back(rows, mask):
-  """Undoes `tokens_of`; 0 at padding."""
+  """Inverts `tokens_of`, with 0 at padding."""
   y = np.zeros((*mask.shape, rows[0].shape[-1]))
   for i, row in enumerate(rows):
     y[i, mask[i]] = row
@@ -68,7 +68,10 @@ def lay_back(rows, mask):
 
 
 def states(a, drive):
-  """All states of h = a h + drive_t from 0; a and drive [length, ...]."""
+  """Returns all states of h_t = a_t h_(t-1) + drive_t, from h = 0.
+
+  a and drive are [length, ...].
+  """
   h, out = np.zeros(drive.shape[1:], drive.dtype), []
   for factor, step in zip(np.broadcast_to(a, drive.shape), drive, strict=True):
     h = factor * h + step
@@ -77,10 +80,10 @@ def states(a, drive):
 
 
 def check(name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False):
-  """The mixer is `want(params, tokens)` of every sample.
+  """Checks that a mixer equals `want(params, tokens)` on every sample.
 
-  To 1e-10 in float64 and `atol` in float32, with moved parameters, so that
-  nothing hides behind a zero start.
+  The tolerance is 1e-10 in float64 and `atol` in float32. The parameters are
+  moved away from their initial values, which may be zero.
   """
   x, mask = inputs(n)
   params = start(name, options, shift)
@@ -105,7 +108,7 @@ def check(name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False):
 
 
 def start(name, options, shift):
-  """Parameters of a mixer as it starts, moved at random; float64."""
+  """Returns initial parameters of a mixer plus random shifts, float64."""
   mixer, rng = MIXERS[name](**options), np.random.default_rng(1)
 
   def moved(leaf):
@@ -115,6 +118,6 @@ def start(name, options, shift):
 
 
 def init(mixer, d):
-  """The parameters of a mixer of d channels."""
+  """Returns initial parameters of a mixer of d channels."""
   x = np.zeros((1, 4, d), jnp.result_type(float))
   return initial.params(mixer, x, mask=np.ones((1, 4), bool), carry=None)

@@ -1,6 +1,6 @@
-"""Makes the small random models beside this file, and what they say.
+"""Makes the small random models in this folder, and their logits.
 
-Run with PyTorch and transformers at hand (5.23 made these):
+The script needs PyTorch and transformers (5.23 made these models):
 
     python tests/models/pretrained/make.py
 """
@@ -23,7 +23,7 @@ SMALL = dict(
 
 
 def inputs():
-  """Images [3, 16, 16, 3], and ids [3, 9] of which one is short."""
+  """Returns images [3, 16, 16, 3], and ids [3, 9] with one short row."""
   rng = np.random.default_rng(0)
   images = rng.normal(size=(3, 16, 16, 3)).astype(np.float32)
   ids = rng.integers(1, 30, (3, 9))
@@ -40,7 +40,7 @@ def pairs():
 
 
 def make(seed):
-  """Randomly initialised models of PyTorch, by name, and their logits."""
+  """Returns randomly initialised PyTorch models by name, and their logits."""
   import torch
   import transformers as t
 
@@ -54,7 +54,8 @@ def make(seed):
       **SMALL, vocab_size=30, max_position_embeddings=9, num_labels=3
     )
   ).eval()
-  for model in (vit, bert):  # Biases and norms away from 0 and 1.
+  # Move biases and norms away from 0 and 1.
+  for model in (vit, bert):
     for parameter in model.parameters():
       parameter.data += 0.1 * torch.randn_like(parameter)
   seen = torch.tensor(images.transpose(0, 3, 1, 2))
@@ -81,7 +82,7 @@ DERIVED = ("decoder", "no_qkv_bias", "relu", "deit", "teacher")
 
 
 def derive(name, folder):
-  """Writes a variant of the models in this folder, without PyTorch."""
+  """Writes a variant of a model in this folder, without using PyTorch."""
   kind = "bert" if name == "decoder" else "vit"
   config = json.loads((HERE / kind / "config.json").read_text())
   tensors = safetensors.numpy.load_file(HERE / kind / "model.safetensors")
@@ -120,7 +121,7 @@ def derive(name, folder):
 
 
 def derived_logits(folder):
-  """Logits of transformers for all variants, which are written to a folder."""
+  """Writes all variants to a folder; returns transformers' logits of each."""
   import torch
   import transformers as t
 

@@ -1,4 +1,4 @@
-"""Arrays and small encoders that the tests of TransJect begin with."""
+"""Arrays and small encoders for the tests of TransJect."""
 
 import functools
 
@@ -19,7 +19,7 @@ def prefix(lengths, n):
   return jnp.arange(n)[None] < jnp.asarray(lengths)[:, None]
 
 
-@functools.cache  # Compiled once for all examples of a property.
+@functools.cache  # Compile once for all examples of a property test.
 def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
   return models.build(
     "transject",
@@ -34,13 +34,13 @@ def build(num_layers, num_experts, d, sigma="eigenvalues", gating="paper"):
 
 @functools.cache
 def compiled(model):
-  """The model's apply, which returns hidden states too."""
+  """Returns the compiled `apply` of a model, which returns hidden states."""
   kw = {"mutable": ["intermediates"], "train": False}
   return jax.jit(functools.partial(model.apply, **kw))
 
 
 def encoder(num_layers, num_experts, alpha, seed=0, d=8, **mixer):
-  """A model, its parameters with every |tanh r| = alpha, and ids."""
+  """Returns a model, parameters with every |tanh r| = alpha, and ids."""
   model = build(num_layers, num_experts, d, **mixer)
   ids = draws.integers(seed, (2, 12), 1, 30)
   params = initial.params(model, ids, seed=seed)
