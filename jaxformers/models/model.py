@@ -356,7 +356,8 @@ def encoder(name: str, **options: Any) -> EncoderModel:
 
   Example:
     >>> import jax, jax.numpy as jnp
-    >>> layers = encoder("s5", d_model=16, num_layers=1, vocab_size=17, max_len=8)
+    >>> sizes = {"vocab_size": 17, "max_len": 8}
+    >>> layers = encoder("s5", d_model=16, num_layers=1, **sizes)
     >>> ids = jnp.ones((2, 8), jnp.int32)
     >>> variables = layers.init(jax.random.key(0), ids, train=False)
     >>> layers.apply(variables, ids, train=False).shape

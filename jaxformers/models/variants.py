@@ -40,6 +40,11 @@ class Variant:
       assumes the default options, and 2 d hidden units if the block has a
       feed-forward. Recipes use it to choose the width of recurrences. None if
       the number is not known.
+
+  Example:
+    >>> MODELS.register("local_rezero")(Variant("local", "rezero"))
+    Variant(mixer='local', block='rezero', ...)
+    >>> del MODELS.data["local_rezero"]
   """
 
   mixer: str
