@@ -87,7 +87,7 @@ def compile_pmap(
   the devices.
 
   Raises:
-      UserError: if the layout splits more than batches.
+    UserError: if the layout splits more than batches.
   """
   del state, donate
   if not layout.splits_batches_alone:

@@ -122,7 +122,7 @@ def read_export(folder: Path) -> tuple[dict[str, Any], Any, frozenset[str]]:
     The content of model.json, the parameters, and the names of all files.
 
   Raises:
-      UserError: if the folder is damaged.
+    UserError: if the folder is damaged.
   """
   # Verify the digests of all files.
   content, files = digests.verify(folder, RECORD, _REMEDY)

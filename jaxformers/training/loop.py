@@ -62,7 +62,7 @@ def run(
     eval_only: True to score the best checkpoint without training.
     profile: True to write a trace of ten steps to `workdir`/profile.
     began: value of `time.perf_counter` at the start of the process, from which
-        the wall time is counted; None to count from this call.
+      the wall time is counted; None to count from this call.
 
   Returns:
     The content of `results.json`.
@@ -304,7 +304,7 @@ class _Loop:
 
     Args:
       start: step that the run continues from.
-        needed: bytes that a step needs on each device; 0 if unknown.
+      needed: bytes that a step needs on each device; 0 if unknown.
     """
     total = self.config.total_steps
     if start:
@@ -349,7 +349,7 @@ class _Loop:
     A launcher or the user can then start the run again.
 
     Args:
-        step: last step, which has been saved.
+      step: last step, which has been saved.
       signal: number of the signal that stops the run.
     """
     self.checkpoints.wait()

@@ -27,7 +27,7 @@ def planned_bytes(program: Any) -> int:
     program: result of `jax.jit(...).lower(...).compile()`.
 
   Returns:
-      Bytes; 0 if the compiler does not report them.
+    Bytes; 0 if the compiler does not report them.
   """
   plan = program.memory_analysis()
   if plan is None:

@@ -263,7 +263,7 @@ def decayed(params: Any) -> Any:
   `Groups` leaves out further kinds.
 
   Returns:
-      A tree of booleans with the structure of params.
+    A tree of booleans with the structure of params.
   """
 
   def is_decayed(path: Any, leaf: Any) -> bool:
@@ -399,7 +399,7 @@ def check_options(optimizer: Choice, schedule: Choice) -> None:
   """Raises UserError for an unknown name or option, or a value out of range.
 
   Args:
-      optimizer: name and options of the optimiser, including `SharedOptions`.
+    optimizer: name and options of the optimiser, including `SharedOptions`.
     schedule: name and options of the schedule.
   """
   # Check the options of the schedule.
@@ -440,7 +440,7 @@ def build_optimizer(
     kinds: function of the parameters; see `Groups`.
 
   Raises:
-      UserError: for an unknown name or option, or a value out of its range.
+    UserError: for an unknown name or option, or a value out of its range.
   """
   check_options(optimizer, schedule)
   # Build the schedule.
@@ -495,7 +495,7 @@ def _check_options(
   Args:
     kind: "optimizer" or "schedule".
     name: name of the optimiser or the schedule.
-      function: registered function; it also takes the arguments `BUILT`.
+    function: registered function; it also takes the arguments `BUILT`.
     options: options of the config.
   """
   is_optimizer = kind == "optimizer"

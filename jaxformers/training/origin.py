@@ -87,7 +87,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
     folder: absolute path of the folder.
 
   Raises:
-      UserError: if the folder cannot be read.
+    UserError: if the folder cannot be read.
   """
   # A run or an exported model: read its config.
   if is_run(folder) or exported.is_exported(folder):
@@ -370,7 +370,7 @@ def _compare(
   """Compares a run with a Hugging Face folder; returns differences and advice.
 
   Args:
-      fields: fields that the folder determines.
+    fields: fields that the folder determines.
     model: section `config.model` of the run.
     task: task of the run.
   """

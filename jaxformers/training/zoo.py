@@ -133,7 +133,7 @@ def require(name: str) -> Path:
   """Returns the folder of a model, which must be in this installation.
 
   Raises:
-      UserError: for an unknown name, or for a model that is not installed.
+    UserError: for an unknown name, or for a model that is not installed.
   """
   folder = find(name)
   if not folder.is_dir():
