@@ -68,7 +68,7 @@ def check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
     if wanted.get(name) != saved.get(name):
       before, now = (shapes.get(name, "absent") for shapes in (saved, wanted))
       raise UserError(
-        f"The checkpoint {folder} is of another model: {name} is {before} in "
-        f"it and {now} in this config. Use the config of that run, or another "
-        "--workdir."
+        f"The checkpoint {folder} belongs to another model: {name} is {before} "
+        f"in it and {now} in this config. Use the config of that run, or "
+        "another --workdir."
       )
