@@ -176,7 +176,8 @@ def check_checkpoint(folder: Path, meta: Plain, config: RunConfig) -> None:
     raise UserError(
       f"The run in {workdir} ended at step {step} with an evaluation that a "
       "longer run would not have, because "
-      f"config.eval_steps={saved.eval_steps} does not divide it: train the longer run in another --workdir."
+      f"config.eval_steps={saved.eval_steps} does not divide it: train the "
+      "longer run in another --workdir."
     )
 
 
