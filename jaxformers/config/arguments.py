@@ -167,8 +167,8 @@ def _check_type(path: str, current: float, text: str) -> None:
     section, _, name = path.rpartition(".")
     owners = {"": RunConfig, "model": ModelFields, "reference": ModelFields}
     owner = owners.get(section)
-    known = ranges.of(owner) if owner else {}
-    allowed = known.get(name, ranges.Range(kind))
+    intervals = ranges.of(owner) if owner else {}
+    allowed = intervals.get(name, ranges.Range(kind))
     raise UserError(
       f"config.{path}={text!r} is not of type {kind.__name__}: give {allowed}."
     ) from None
@@ -211,8 +211,8 @@ def take_options(
 
   Returns:
     The other arguments; and the options by path, such as
-    {"model.mixer.causal": True}, including those of `optimizer.groups` and of
-    `TASK_OPTIONS`. Values are Python values where possible, and text otherwise.
+    {"model.mixer.causal": True}, including options of `optimizer.groups` and
+    of `TASK_OPTIONS`. Values are Python values where possible, and text otherwise.
   """
   rest, options = [], {}
   for arg in argv:

@@ -168,8 +168,8 @@ def describe(
 ) -> str:
   """Returns a line for each field of a config, with its value.
 
-  The fields of a section follow the line of the section, indented. Their names
-  are those of `--config.SECTION.FIELD=VALUE`.
+  The fields of a section follow the line of the section, indented. They are
+  named as `--config.SECTION.FIELD=VALUE` sets them.
 
   Args:
     config: config of a run.

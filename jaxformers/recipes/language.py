@@ -30,7 +30,7 @@ def model_fields(
 
   The softmax shares the embedding, which has a standard deviation of d^-1/2 and
   is multiplied by sqrt(d) where tokens are read ("Attention is all you need",
-  section 3.4). With a deviation of 0.02, tokens could not be told apart once
+  section 3.4). With a deviation of 0.02, tokens could not be distinguished once
   sinusoids of amplitude 1 are added to them: such a model stays at the
   frequencies of single tokens.
 

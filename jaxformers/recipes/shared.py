@@ -132,7 +132,7 @@ def with_reference(
       a Transformer.
     transject: fields of the model if its layers are TransJect's.
   """
-  # The reference is always the Transformer, whatever the model.
+  # The reference is the Transformer for every model.
   if find_traits(name).is_transject:
     model = {"name": name, **transject}
   else:
@@ -183,7 +183,7 @@ def tiny_fields(
     model: name of the model.
     learning_rate: learning rate of TransJect.
     total_steps: number of steps of the run.
-    **fields: fields that differ from those of `tiny_schedule`.
+    **fields: fields that replace fields of `tiny_schedule`.
   """
   rate = tiny_rate(model, learning_rate)
   return tiny_schedule(rate, total_steps) | fields

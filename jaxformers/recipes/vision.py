@@ -43,7 +43,7 @@ def model_fields(
   """Returns a model at the sizes of DeiT (Touvron et al. 2021, table 1).
 
   The model has twelve layers, a class token, learned positions, feed-forwards
-  of 4 d and drop path 0.1. Kernels, including those of a classifier's head, the
+  of 4 d and drop path 0.1. Kernels (also in a classifier's head), the
   class token and positions are drawn from a normal of deviation 0.02. TransJect
   has other layers, positions and head.
 

@@ -146,7 +146,7 @@ def estimate_all(
   """
   # Count the cost of each distinct model once.
   pairs = zip(configs, data, strict=True)
-  keys = [_key(config, known) for config, known in pairs]
+  keys = [_key(config, facts) for config, facts in pairs]
   distinct = list(dict.fromkeys(keys))
   with concurrent.futures.ProcessPoolExecutor(
     min(len(distinct), os.cpu_count() or 1),
@@ -155,8 +155,8 @@ def estimate_all(
   ) as pool:
     counts = dict(zip(distinct, pool.map(_count, distinct), strict=True))
   return [
-    estimate(config, known, counts[key], rate)
-    for config, known, key in zip(configs, data, keys, strict=True)
+    estimate(config, facts, counts[key], rate)
+    for config, facts, key in zip(configs, data, keys, strict=True)
   ]
 
 

@@ -179,7 +179,7 @@ def open_run(
   Args:
     config: config of the run, as `jaxformers.config.base` makes it.
     workdir: absolute path of the folder of the run; need not exist.
-    task: task of a user's own examples; None for that of the config.
+    task: task of the caller's own examples; None for the task of the config.
     chosen: paths of the fields that the user has set, such as "model.d_model".
       `config.pretrained` does not replace them. None means all fields.
 
