@@ -212,7 +212,8 @@ def take_options(
   Returns:
     The other arguments; and the options by path, such as
     {"model.mixer.causal": True}, including options of `optimizer.groups` and
-    of `TASK_OPTIONS`. Values are Python values where possible, and text otherwise.
+    of `TASK_OPTIONS`. Values are Python values where possible, and text
+    otherwise.
   """
   rest, options = [], {}
   for arg in argv:
