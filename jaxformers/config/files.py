@@ -85,7 +85,7 @@ def load(spec: str) -> ConfigDict:
     ) from None
   if not callable(get_config) or not _takes_one(get_config):
     raise UserError(
-      f"{file} has no function get_config(arg), which returns a config: see "
+      f"{file} has no function get_config(arg) that returns a config: see "
       "configs/lra/listops.py."
     )
   # Call get_config with the argument after the colon.

@@ -177,7 +177,7 @@ class RunConfig:
   task: Annotated[TaskChoice, "name, protocol and options of the task"]
   model: Annotated[ModelFields, "name and options of jaxformers.models.build"]
   reference: Annotated[
-    ModelFields, "Transformer for the comparison of parameters"
+    ModelFields, "Transformer to compare numbers of parameters with"
   ]
   optimizer: Annotated[Choice, "name and options of the optimiser"]
   schedule: Annotated[ScheduleChoice, "name and options of the learning rate"]
@@ -224,7 +224,7 @@ class RunConfig:
   # Devices, the folder of data, and further logs.
   parallel: Annotated[str, "jit over a mesh, or pmap"] = "jit"
   mesh: Annotated[
-    str, "devices by axis, data:2,sequence:4; empty: all for data"
+    str, "devices per axis, as data:2,sequence:4; empty: all for data"
   ] = ""
   data_dir: Annotated[
     str, "folder of data; empty: $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers"

@@ -281,8 +281,8 @@ def _check_published(name: str) -> None:
   published = (*recurrences.PUBLISHED, "transformer")
   if name not in published:
     raise UserError(
-      f"size=published is for {', '.join(published)}, and {name} has the sizes "
-      "of the protocol: choose size=paper."
+      f"size=published is for {', '.join(published)}, not for {name}: "
+      "choose size=paper."
     )
 
 

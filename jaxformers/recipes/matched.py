@@ -96,6 +96,6 @@ def find_width(count: Callable[[int], int], limit: int) -> int:
   if not index:
     raise UserError(
       f"size=matched: a width of {WIDTHS[0]} has {count(WIDTHS[0]):,} "
-      f"parameters, and the Transformer {limit:,}: choose another size."
+      f"parameters, more than the Transformer's {limit:,}: choose another size."
     )
   return WIDTHS[index - 1]

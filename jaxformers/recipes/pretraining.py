@@ -143,7 +143,7 @@ def pretraining(config: ConfigDict, args: ConfigDict) -> ConfigDict:
   if objective not in ("masked", "causal"):
     raise UserError(
       f"The config argument objective={objective!r} is unknown: choose masked "
-      "or causal, or leave it out."
+      "or causal, or remove it."
     )
   # Set the objective, and the share of masked tokens.
   config.task.objective = objective

@@ -49,7 +49,7 @@ def check_overrides(overrides: Sequence[str], axes: Sequence[Axis]) -> None:
     # An override would undo the values of an axis.
     for key, _ in axes:
       if argument.partition("=")[0] == f"--config.{key}":
-        raise UserError(f"{argument}: {key} is also an axis of the grid.")
+        raise UserError(f"{argument}: {key} is an axis, too: remove one.")
 
 
 def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:

@@ -200,6 +200,7 @@ def _key(config: RunConfig, data: Data) -> str:
   # pair cost the same.
   if sizes["vocab_size"] < 300 and not sizes.get("image"):
     sizes |= {"vocab_size": 257, "num_classes": 10}
+  # Count a single layer, which `estimate` multiplies.
   model = {**config.model.as_dict(), "num_layers": 1}
   # Training scores only its targets, most of them in the first cluster.
   if cutoffs := model.get("embedding", {}).get("cutoffs"):

@@ -211,7 +211,7 @@ class Sweep:
     for folder in sorted(left_out):
       print(f"   Without results, and left out: {folder}")
     if best in find_ends(values):
-      print(f"   {best} is at the end of the values: try more of {key}.")
+      print(f"   {best} is at the end of the values: try more for {key}.")
     return cell.extended(key, best)
 
   def folder(self, cell: Cell, seed: int) -> Path:
@@ -223,13 +223,14 @@ def _check_distinct(
   cells: Sequence[Cell], cell_configs: Sequence[RunConfig]
 ) -> None:
   """Raises UserError for cells with equal configs or folders."""
+  # Equal configs would train twice, and equal folders would mix their files.
   seen: dict[str, Cell] = {}
   for cell, config in zip(cells, cell_configs, strict=True):
     for key in (json.dumps(config.as_dict(), sort_keys=True), str(cell.folder)):
       if key in seen:
         raise UserError(
           f"{seen[key].title} and {cell.title} are one run: list every run "
-          "once, and do not fix by --config.FIELD=VALUE what the grid varies."
+          "once, and set no field of the grid by --config.FIELD=VALUE."
         )
       seen[key] = cell
 

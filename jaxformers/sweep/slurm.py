@@ -40,6 +40,7 @@ def parse_parameters(text: str) -> dict[str, int | str]:
       raise UserError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
     if not value.isprintable():  # A line break would add a line to the script.
       raise UserError(f"--slurm {key}={value!r}: give a printable value.")
+    # submitit takes numbers as integers.
     is_number = value.isascii() and value.isdigit()
     parameters[key] = int(value) if is_number else value
   return parameters

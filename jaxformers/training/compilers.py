@@ -68,7 +68,7 @@ def compile_jit(
   placed = None if state is None else layout.state_sharding(state)
   compiled = jax.jit(
     layout.traced(step),
-    in_shardings=(placed, None),  # A batch lies where it was placed.
+    in_shardings=(placed, None),  # A batch keeps its placement.
     out_shardings=everywhere if state is None else (placed, everywhere),
     donate_argnums=(0,) if donate else (),
   )

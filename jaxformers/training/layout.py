@@ -120,7 +120,7 @@ class Layout:
     Processes that hold the same rows have the same share.
 
     Raises:
-      UserError: if the axes cut through the devices of a process.
+      UserError: if the axes split the devices of a process unevenly.
     """
     # Find the parts of a batch on the devices of this process.
     process = jax.process_index()
@@ -178,8 +178,8 @@ class Layout:
       if n % size:
         raise UserError(
           f"config.mesh splits sequences over {size} devices, and batches of "
-          f"{n} tokens do not split evenly: choose another size of "
-          f"{SEQUENCE!r}, or another config.buckets or length of the task."
+          f"{n} tokens do not split evenly: change the size of "
+          f"{SEQUENCE!r}, config.buckets, or the length of the task."
         )
 
   def state_sharding(self, tree: Any) -> Any:

@@ -308,15 +308,15 @@ class _Loop:
     """
     total = self.config.total_steps
     if start:
-      self.progress.line(f"Going on from step {start} of {total}.")
+      self.progress.line(f"Resuming from step {start} of {total}.")
     if self.trainer.origin:
       self.progress.line(origin.describe(self.trainer.origin))
     warmup_steps = self.config.schedule.warmup_steps
     if total <= warmup_steps:
       self.progress.line(
         f"Note: schedule.warmup_steps={warmup_steps} is not less than "
-        f"total_steps={total}, so the whole run is warm-up. Set both, such "
-        f"as --config.schedule.warmup_steps={total // 10}."
+        f"total_steps={total}, so the whole run is warm-up. Lower it, for "
+        f"example by --config.schedule.warmup_steps={total // 10}."
       )
     if needed:
       parts = self.trainer.parts
@@ -389,9 +389,9 @@ class _Loop:
     if not math.isfinite(self.loop_state.window["objective"]):
       saved = self.checkpoints.steps()
       raise DivergedError(
-        f"The loss of step {step} is not finite. The latest checkpoint is of "
-        f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
-        "clip gradients, or look at the data of that step."
+        f"The loss of step {step} is not finite. Latest checkpoint: "
+        f"step {saved[-1] if saved else 'none'}. Lower the learning rate, clip "
+        "gradients, or look at the data of that step."
       )
     self.progress.update(step, self.config.batch_size)
 

@@ -455,7 +455,7 @@ def build_optimizer(
   if shared.cycle_momentum:
     if name != "onecycle":
       raise UserError(
-        f"config.optimizer.cycle_momentum=true goes with the schedule "
+        f"config.optimizer.cycle_momentum=true needs the schedule "
         f"'onecycle', not {name!r}: set it to false."
       )
     warmup_steps = rate_options["warmup_steps"]
@@ -507,8 +507,8 @@ def _check_options(
   for option, value in options.items():
     if is_optimizer and option in ("lr", "learning_rate"):
       raise UserError(
-        f"config.optimizer.{option}={value}: the learning rate is "
-        "config.schedule.learning_rate."
+        f"config.optimizer.{option}={value} does not exist: set "
+        "config.schedule.learning_rate instead."
       )
     choices = {*accepted, *(SHARED_OPTIONS if is_optimizer else ())} - BUILT
     choose(f"option of {kind} {name!r}", option, choices)

@@ -478,8 +478,8 @@ def _differences(
   )
   if theirs != ours:
     raise UserError(
-      f"The weights are of orthogonal_map={theirs!r}, and the model has "
-      f"{ours!r}, which turns parameters into other matrices: set "
+      f"The weights have orthogonal_map={theirs!r} and the model has {ours!r}, "
+      "which turns equal parameters into other matrices: set "
       f"--config.model.orthogonal_map={theirs}."
     )
   pairs = ((weights.model, weights.objective), (model, objective))

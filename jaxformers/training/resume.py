@@ -265,7 +265,7 @@ def check_description(path: Path, saved: Plain, now: Plain) -> None:
   ]
   if differing:
     raise UserError(
-      f"{path} is of other data, or of another protocol:\n  "
+      f"{path} belongs to other data, or to another protocol:\n  "
       + "\n  ".join(differing)
       + "\nUse the data that it was trained on, or another --workdir."
     )

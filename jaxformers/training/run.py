@@ -284,8 +284,9 @@ def _build(
   options = c.task_options
   if task is None and c.task.name == arrays.NAME:
     raise UserError(
-      "The examples of this run were given in Python, and are not kept: call "
-      "jaxformers.train with the same ones, or jaxformers.load for the model."
+      "The examples of this run were given in Python, and are not stored: "
+      "call jaxformers.train with the same examples, or jaxformers.load for "
+      "the model."
     )
   # Open the task, or adopt the one of the caller.
   if task is None:
@@ -330,12 +331,12 @@ def check_fields(c: RunConfig) -> None:
   if warmup_steps > c.total_steps:
     raise UserError(
       f"config.schedule.warmup_steps={warmup_steps} is beyond the end of the "
-      f"run, config.total_steps={c.total_steps}: shorten it, for example by "
+      f"run, config.total_steps={c.total_steps}: shorten it, such as by "
       f"--config.schedule.warmup_steps={c.total_steps // 10}."
     )
   if c.ema_decay and c.model.orthogonal_map == "matrix":
     raise UserError(
-      f"config.ema_decay={c.ema_decay} does not go with "
+      f"config.ema_decay={c.ema_decay} cannot be combined with "
       "config.model.orthogonal_map='matrix', because the average of orthogonal "
       "matrices is not orthogonal: choose another map, or set ema_decay=0."
     )

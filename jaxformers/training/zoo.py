@@ -50,7 +50,7 @@ _TEXT = ("--config.task.max_len=500",)
 RECIPES = {
   "pairs-isometric": Recipe(
     "synthetic/planted_pairs",
-    about="planted pairs: tokens that meet, with a certificate",
+    about="planted pairs: token mixing with a certificate",
   ),
   "listops-transject": Recipe(
     "lra/listops:size=tiny", about="TransJect, the paper's encoder"
@@ -70,7 +70,7 @@ RECIPES = {
     "lra/text:size=tiny,model=random_transject",
     (*_TEXT, "--config.model.mixer.num_experts=1", *_steps(2_800)),
     "aclImdb_v1.tar.gz",
-    "Random-TransJect of one expert: predictions that some bytes cannot change",
+    "Random-TransJect of one expert, certified against changed bytes",
   ),
   "text-transformer": Recipe(
     "lra/text:size=tiny,model=transformer,seed=1",
@@ -88,7 +88,7 @@ RECIPES = {
     "lra/image:size=tiny,model=isometric,protocol=s4,seed=2",
     _steps(1_500),
     "cifar-10-binary.tar.gz",
-    "isometric on grey pixels: injective, bounded, and its pixels meet",
+    "isometric on grey pixels: injective, bounded, with token mixing",
   ),
   "text-lru": Recipe(
     "lra/text:size=tiny,model=lru",
@@ -138,7 +138,7 @@ def require(name: str) -> Path:
   folder = find(name)
   if not folder.is_dir():
     raise UserError(
-      f"The model {name!r} of the zoo is not in this installation: "
-      f"python launch/zoo.py --workdir runs/zoo --names {name} trains it."
+      f"The model {name!r} of the zoo is not in this installation. "
+      f"Train it: python launch/zoo.py --workdir runs/zoo --names {name}"
     )
   return folder
