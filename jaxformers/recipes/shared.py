@@ -156,7 +156,7 @@ def tiny_rate(model: str, learning_rate: float) -> float:
 
 
 def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
-  """Returns Adam with one ramp up and down, for minutes on two cores.
+  """Returns a training of minutes on two cores: Adam, one ramp up and down.
 
   The result is for `update`. It contains neither `seed` nor the task.
   """

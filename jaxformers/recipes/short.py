@@ -66,7 +66,7 @@ def make_config(
   # Adjust the config to the protocol and to the size.
   if protocol == "paper":
     shared.use_papers_options(config)
-  if is_tiny:  # Train for minutes on two cores, up to the last step.
+  if is_tiny:  # Minutes on two cores, without early stopping.
     fields = shared.tiny_fields(args.model, learning_rate=3e-3, **tiny)
     config.update(fields, patience=0)
   return pretraining(config, args)

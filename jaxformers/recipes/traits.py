@@ -14,7 +14,8 @@ class Traits(NamedTuple):
   Attributes:
     is_transject: True for layers of TransJect, for which the papers' tables
       give separate sizes.
-    is_bounded: True for layers with a Lipschitz bound for all sequences.
+    is_bounded: True for layers with a bound for all sequences, which
+      certificates need.
     recurrence: "linear", "gated" or ""; see `models.Variant`.
     is_causal: True if the mixer reads only earlier tokens by default.
     has_mixer: True for layers with a mixer.

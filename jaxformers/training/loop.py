@@ -217,7 +217,7 @@ def _score_again(
 def _plan(trainer: Trainer, start: int, profile: bool) -> int:
   """Returns the memory of a step on one device, in bytes.
 
-  The result is 0 if no step is left or if the compiler does not report it.
+  The result is 0 if no step is left, or if the memory is unknown.
 
   Raises:
     UserError: if a step does not fit, or if too few steps are left to profile.

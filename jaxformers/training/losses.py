@@ -19,7 +19,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry
 
 LOSSES: Registry = Registry("objective")
-MANY_CLASSES = 100  # With so many classes, top-5 accuracy is counted, too.
+MANY_CLASSES = 100  # From this number on, top-5 accuracy is counted, too.
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]

@@ -178,7 +178,7 @@ class Groups(NamedTuple):
   table: Mapping[str, Mapping[str, Any]]
 
   def decayed(self, params: Any) -> Any:
-    """Masks the parameters that weight decay shrinks; see `decayed`."""
+    """Returns the mask of weight decay for all kinds; see `decayed`."""
 
     def is_decayed(kind: str, default: bool) -> bool:
       allowed = default and kind not in UNDECAYED
@@ -256,9 +256,9 @@ def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def decayed(params: Any) -> Any:
-  """Masks the parameters that weight decay shrinks: kernels and embeddings.
+  """Returns the mask of weight decay: True for kernels and embeddings.
 
-  The mask leaves out norms and scalars (fewer than two axes), biases, gates and
+  It is False for norms and scalars (fewer than two axes), biases, gates and
   positions (by name), and parameters of rotations, whose size is an angle.
   `Groups` leaves out further kinds.
 

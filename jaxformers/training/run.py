@@ -129,7 +129,8 @@ def default_workdir(
   The name holds config, model, arguments, protocol and seed, such as
   runs/lra_text-transject-tiny-jaxformers-0. If fields differ from the config
   file, a digest of these fields follows. The same command always gets the same
-  folder. A longer run gets that folder too, unless its schedule ends with it.
+  folder. A longer run gets that folder too, unless its schedule depends on the
+  length of the run.
 
   Args:
     spec: config and its arguments, as --config takes them.

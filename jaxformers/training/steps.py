@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Margin(NamedTuple):
-  """Certified training against replaced tokens; see `models.bounds`.
+  """Certified training against replaced tokens; see `bounds.nearest_wrong`.
 
   Attributes:
     tokens: number of replaced tokens; 0 turns it off.
