@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs, within a limit of seconds, what a GPU is first wanted for.
+# Runs one part of the first work for a new GPU, within a limit of seconds.
 #
 #   launch/gpu.sh PART OUT [ARCHIVES]
 #
@@ -9,12 +9,12 @@
 #   table_2   TransJect, table 2: ListOps, then the other tasks
 #   neutreno  softmax and NeuTRENO on CIFAR-10, three seeds
 #
-# Every part is asked to end a minute before the limit, and a run that is not
-# done saves its state first: the same command goes on with it. OUT gets a log
-# of each part, and PART.tar.gz with configs, curves and results of its runs.
-# ARCHIVES is a folder of data sets. Variables: LIMIT, seconds of a part, more
-# than 60 (540); WORK, folder of the runs (/tmp/jaxformers-gpu); SMALL=1 for
-# sizes of a trial on a CPU.
+# Every part is asked to end a minute before the limit. A run that does not
+# finish in time saves its state, and the same command continues it. OUT gets a
+# log of each part, and PART.tar.gz with configs, curves and results of its runs.
+# ARCHIVES is a folder of data sets. Variables: LIMIT, seconds for a part, more
+# than 60 (default 540); WORK, folder of the runs (/tmp/jaxformers-gpu); SMALL=1
+# for small sizes, to try a part on a CPU.
 set -uo pipefail
 usage() {
   sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2
@@ -31,8 +31,8 @@ mkdir -p "$out" "$work/$part"
 out=$(realpath "$out") work=$(realpath "$work")
 archives=${archives:+$(realpath "$archives")}
 cd "$(dirname "$0")/.." || exit
-# PyTorch needs memory beside JAX. Trained numbers do not change from one run to
-# the next; speed is that of the usual operations.
+# PyTorch needs memory next to JAX. Training uses deterministic operations, so
+# that results repeat exactly; `speed` measures the usual operations.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 [[ $part == speed ]] ||
   export XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true"
@@ -43,6 +43,7 @@ within_limit() {
   timeout --signal=TERM --kill-after=55 "$((left > 1 ? left : 1))" "$@"
 }
 
+# Sizes of a trial on a CPU.
 small=()
 [[ ${SMALL:-} ]] && small=(--config.total_steps=20 --config.eval_steps=20
   --config.schedule.warmup_steps=2)
@@ -76,7 +77,7 @@ run_part() {
 
 run_part 2>&1 | tee "$out/$part.log"
 status=$?
-# Keep what describes the runs; checkpoints stay in WORK.
+# Keep the files that describe the runs; checkpoints stay in WORK.
 (cd "$work/$part" && find . -name config.json -o -name metrics.jsonl -o -name results.json \
   | tar czf - --files-from -) > "$out/$part.tar.gz"
 exit "$status"

@@ -50,7 +50,7 @@ must() { # OPTION VALUE PATTERN DESCRIPTION
     exit 2
   fi
 }
-# Pods are called NAME-run-0-INDEX, which has 63 characters at most.
+# Pods are named NAME-run-0-INDEX, which may have at most 63 characters.
 must --name "$name" '[a-z]([a-z0-9-]{0,48}[a-z0-9])?' \
   'at most 50 of a-z, 0-9 and -, first a letter and last no -'
 must --hosts "$hosts" '[1-9][0-9]{0,4}' 'a whole number from 1 to 99999'

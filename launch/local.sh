@@ -3,11 +3,11 @@
 #
 #   launch/local.sh 2 -- python -m jaxformers.main --config ... --workdir ...
 #
-# Every process finds the others by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-# and JAX_PROCESS_ID. When one dies, all are ended and started again, and resume
-# from the latest complete checkpoint. After status 2, a mistake of the user,
-# nothing is started again. SIGTERM, SIGHUP and Ctrl-C let the processes save
-# first. No process is left behind when this script is killed.
+# The processes find each other by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+# JAX_PROCESS_ID. If one dies, all are ended and restarted, and resume from the
+# latest complete checkpoint. After status 2, a mistake of the user, nothing is
+# restarted. SIGTERM, SIGHUP and Ctrl-C let the processes save first. No process
+# is left behind if this script is killed.
 set -uo pipefail
 
 usage() {
@@ -15,14 +15,14 @@ usage() {
 usage: launch/local.sh N [--devices D] [--restarts K] [--grace S] [--dry_run] -- COMMAND
   N           number of processes
   --devices   virtual CPU devices of each process, without an accelerator
-  --restarts  how often all start again after a process has died; default 3
+  --restarts  number of times that all restart after a process has died; default 3
   --grace     seconds that the others have to end by themselves; default 10
   --dry_run   print the commands and run nothing
 TEXT
   exit 2
 }
 
-# Bash arithmetic runs commands inside a text: let only digits through.
+# Bash arithmetic runs commands inside a text: accept only digits.
 number() { # OPTION VALUE LEAST
   local LC_ALL=C
   if [[ ! $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || (($2 < $3)); then
@@ -57,9 +57,10 @@ free_port() {
 
 HOLD=120  # Seconds that processes have to save after SIGTERM.
 
-# Ends the ranks when this script is gone, even by SIGKILL. Reads lines: PID when a
-# rank starts, -PID when it has ended. The other end of the pipe is held by the
-# script, and by a rank until it runs the command: the loop ends with the script.
+# Ends the ranks if this script is gone, even by SIGKILL. It reads lines: PID when
+# a rank starts, -PID when it has ended. The script holds the other end of the
+# pipe, and each rank holds it until it runs the command: the loop ends with the
+# script.
 guard() {
   trap '' HUP INT QUIT TERM
   local -A ranks=()
@@ -96,7 +97,7 @@ start() {
       continue
     fi
     (
-      trap '' HUP  # A closing terminal signals all; this script signals one.
+      trap '' HUP  # A closing terminal signals all processes; this script signals one.
       echo "$BASHPID" >&"$lifeline"
       exec {lifeline}>&-
       export JAX_COORDINATOR_ADDRESS=127.0.0.1:$port JAX_NUM_PROCESSES=$count
@@ -110,7 +111,7 @@ start() {
 asked='' told=''
 stop() { asked=yes told=''; }
 trap stop TERM INT HUP
-trap : PIPE  # Continue without the guard if it has died.
+trap : PIPE  # Continue without the guard if the guard has died.
 
 # Waits for all processes; returns the status of the first that fails, or 0.
 watch() {
@@ -136,10 +137,10 @@ watch() {
     done
     left=${#alive[@]}
     ((left)) || break
-    # Pass a signal on, and end the others when a process has failed.
+    # Pass a signal on, and end the others if a process has failed.
     if [[ $asked && ! $told ]]; then
       told=yes
-      # JAX informs the others, and all save after the same step.
+      # JAX informs the other processes, and all save after the same step.
       kill -TERM "${alive[0]}" 2>/dev/null
     fi
     if [[ $deadline ]] && ((SECONDS >= deadline)); then
@@ -161,7 +162,7 @@ for ((attempt = 0; ; attempt++)); do
   watch
   status=$?
   ((status == 0)) && exit 0
-  # Told to end; or status 2, a mistake of the user that a restart would repeat.
+  # Stop after a signal, or after status 2, which a restart would repeat.
   [[ $asked ]] && exit "$status"
   ((status == 2)) && exit "$status"
   if ((attempt >= restarts)); then

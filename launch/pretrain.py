@@ -3,18 +3,18 @@ r"""Pre-trains on a task's own inputs, fine-tunes, and compares with scratch.
 python launch/pretrain.py --config configs/lra/text.py:size=tiny \
     --grid model=transformer,s5 --workdir runs/pretrain --seeds 0,1,2
 
-Every way has the steps of its config, `config.total_steps`: a share of them for
-pre-training, and the others for fine-tuning. `--shares 0,0.5` compares training
-from scratch with half of the steps for each. `--objectives masked,causal` also
-predicts what follows, with mixers that have a causal form. Batches and models
-are the same in both phases; fields of one phase are set by
-`--pretraining FIELD=VALUE,...` and `--tuning FIELD=VALUE,...`, and arguments
-that begin with --config. go to every run. `--out FOLDER` draws the scores that
+Every way has the steps of its config, `config.total_steps`. A share of them is
+spent on pre-training, and the rest on fine-tuning. `--shares 0,0.5` compares
+training from scratch with half of the steps for each. `--objectives
+masked,causal` also predicts the next token, for mixers with a causal form.
+Batches and models are the same in both phases. `--pretraining FIELD=VALUE,...`
+and `--tuning FIELD=VALUE,...` set fields of one phase, and arguments that begin
+with --config. are passed to every run. `--out FOLDER` draws the scores that
 chose the checkpoints, over the steps of both phases.
 
 After a stop, run the same command again: runs with results are not repeated,
-and the others resume, in whichever phase they were. `--slurm` and `--set` are
-those of launch/sweep.py.
+and the others resume in the phase where they stopped. `--slurm` and `--set` are
+the same as in launch/sweep.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from jaxformers.sweep.runs import Sweep
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
-  """Returns the arguments of the command, and those that go to every run."""
+  """Splits the arguments into options of the command and overrides of runs."""
   pairs = {"metavar": "FIELD=VALUE,...", "default": ""}
+  # Which runs: configs, workdir, axes, ways and fields of each phase.
   parser = cli.parser(
     __name__,
     cli.argument(
@@ -66,14 +67,16 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     arguments.SLURM,
     cli.switch("--dry_run", help="print the commands, run nothing"),
   )
+  # Arguments that are not listed above are passed to every run.
   parser.prog, parser.allow_abbrev = "python launch/pretrain.py", False
   return parser.parse_known_args(argv)
 
 
 def _fields(flag: str, text: str) -> grid.Pairs:
-  """Returns the fields of a phase; `text` is the value of its flag."""
+  """Returns the fields of a phase from `text`, the value of its flag."""
   if not text:
     return ()
+  # Split the pairs, and refuse other forms.
   pairs = [item.partition("=") for item in text.split(",")]
   for key, equals, value in pairs:
     if not (equals and value and grid.is_field(key)):
@@ -85,7 +88,8 @@ def _fields(flag: str, text: str) -> grid.Pairs:
 
 
 def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
-  """Runs all ways, and prints their table; returns what started the runs."""
+  """Runs all ways and prints their table; returns the sweeps of the runs."""
+  # Read the seeds, the cells and the ways.
   seeds = cli.numbers("seeds", args.seeds)
   axes = [grid.parse_axis(text) for text in args.grid or ()]
   arguments.check_overrides(overrides, axes)
@@ -97,18 +101,22 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
     namespace = argparse.Namespace(**{**vars(args), "workdir": folder})
     return arguments.make_sweep(namespace, overrides)
 
+  # Find the fields of each phase.
   phases = (
     _fields(name, getattr(args, name)) for name in ("pretraining", "tuning")
   )
   all_runs = Pretraining(make_sweep, args.workdir, *phases)
+  # Fail early if plots cannot be drawn.
   if args.out:
     requirements.require("plots", f"--out={args.out}")
+  # Print the commands, or check every run before the first one starts.
   if args.dry_run:
     for way in chosen:
       for command in all_runs.commands(way, cells, seeds):
         print(shlex.join(command))
     return []
   all_runs.check(chosen, cells, seeds)
+  # Run every way, and collect a row for each cell.
   rows, points = [], []
   for way in chosen:
     by_cell = all_runs.run(way, cells, seeds)
@@ -117,10 +125,12 @@ def _run(args: argparse.Namespace, overrides: list[str]) -> list[Sweep]:
       for cell, results in zip(cells, by_cell, strict=True)
       if results
     ]
+    # Collect the curves of the last phase.
     if args.out:
       last = all_runs.phases(way, cells)[-1]
       for phase, cell, results in zip(last, cells, by_cell, strict=True):
         points += _points(way, cell.title, phase, results)
+  # Print the table, and draw the curves.
   if rows:
     print("\n" + pretraining.format_plan(rows))
   if args.out:
@@ -134,20 +144,22 @@ def _points(
   last: Phase,
   results: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
 ) -> Iterator[tuple[str, int, str, int, float]]:
-  """Yields the scores that chose the checkpoints, as `plots.curves` has them.
+  """Yields the scores that chose the checkpoints, as `plots.curves` takes them.
 
-  Steps of pre-training come before those of the last phase.
+  The steps of the last phase are counted after the steps of pre-training.
 
   Args:
     way: way of the runs.
-    title: cell, which has a panel.
+    title: title of the cell, which has a panel.
     last: last phase of the cell.
-    results: seeds, with the results of all phases.
+    results: for each seed, the results of all phases.
   """
   for seed, phases in results:
+    # Shift the steps by the steps of the earlier phases.
     before = sum(phase["config"]["total_steps"] for phase in phases[:-1])
     metric = phases[-1]["metric"]
     (record,), _ = runs.discover([last.folder(seed)])
+    # Keep the metric on the split that selects the checkpoint.
     for line in record.metrics:
       for key, value in line.items():
         split, _, name = key.partition("/")
@@ -156,11 +168,11 @@ def _points(
 
 
 def _draw(points: Sequence[Any], out: Path) -> None:
-  """Draws scores over steps into a folder, with a panel for each cell."""
+  """Draws scores over steps into a folder, with one panel per cell."""
   panels = {row[2]: row[2] for row in points}
   caption = (
-    "Scores on the selection split over the steps of both phases: a curve that "
-    "begins late has spent the steps before on pre-training."
+    "Scores on the selection split over the steps of both phases. A curve that "
+    "begins late has spent the earlier steps on pre-training."
   )
   texts = Texts("pretraining", "Pre-training and fine-tuning", caption)
   figure = plots.curves(texts, points, "step", panels, markers=False)

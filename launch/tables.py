@@ -1,4 +1,4 @@
-r"""Reproduces a table or figure of the papers: its runs, and then the table.
+r"""Reproduces a table or figure of the papers: its runs, then the table.
 
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run \
@@ -6,22 +6,23 @@ python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run \
 
 Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2;
 the list is below. Every run has the protocol of the table. PATH is a folder
-with the archives under their authors' names, and BERT's vocab.txt for table 1.
-Data that cannot be had are named, and the other runs run. The table beside the
-paper's numbers ends the command. Table 3 trains nothing: it counts parameters
-and times inference on this machine.
+with the archives under their authors' names, and with BERT's vocab.txt for
+table 1. Missing data are listed, and the other runs still run. At the end the
+command prints the table next to the paper's numbers. Table 3 trains nothing: it
+counts parameters and times inference on this machine.
 
 After a stop, run the same command again: runs with results are not repeated,
 and the others resume. `--slurm`, `--set` and arguments that begin with
---config. are those of launch/sweep.py. `--size tiny` runs the table in small,
-where the configs have such a size, and `--models` a part of it.
+--config. work as in launch/sweep.py. `--size tiny` runs a small version of the
+table if the configs have such a size, and `--models` runs a part of it.
 
 `--dry_run` prepares nothing. It prints the command of every run, with its steps
-and estimates of hours and memory on the local device: from the operations of
-the model, the measured rate of a large product and the share of it that a step
-usually reaches, so within a factor of two or so. `--accelerator` adds the hours
-on a100, h100, h200, v4, v5e, v5p or v6e, or on several chips (h100:8, v4-8).
-They assume a fifth of the chip's peak, which is not measured.
+and with estimates of hours and memory on the local device. The estimates
+combine the operations of the model, the measured rate of a large product and
+the share of it that a step usually reaches, so they are right within a factor
+of two or so. `--accelerator` adds the hours on a100, h100, h200, v4, v5e, v5p
+or v6e, or on several chips (h100:8, v4-8). These assume a fifth of the chip's
+peak, which is not measured.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ SPEED_TITLE = "TransJect, table 3: parameters and speed of inference"
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
-  """Returns the arguments of the command, and those that go to every run."""
+  """Splits the arguments into options of the command and overrides of runs."""
   listed = "\n".join(f"  {n:<12} {p.title}" for n, p in plans.PLANS.items())
+  # Which table, which data and which runs.
   parser = cli.parser(
     __name__,
     cli.argument("table", help="1, 2, 3, or a name below"),
@@ -61,6 +63,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     ),
     arguments.STRICT,
   )
+  # Arguments that are not listed above are passed to every run.
   parser.prog, parser.allow_abbrev = "python launch/tables.py", False
   parser.epilog = f"tables:\n  {SPEED:<12} {SPEED_TITLE}\n{listed}"
   return parser.parse_known_args(argv)
@@ -72,13 +75,13 @@ def _print_estimates(
   seeds: Sequence[int],
   accelerator: str,
 ) -> None:
-  """Prints what a run of each cell costs, and all of them.
+  """Prints the cost of a run of each cell, and of all runs together.
 
   Args:
     sweep: runs of the table.
     cells: cells of the table.
     seeds: seeds of every cell.
-    accelerator: name of another device for which to give hours, or "".
+    accelerator: name of another device to give hours for, or "".
   """
   from jaxformers.sweep import estimates  # Starts the device.
 
@@ -89,17 +92,19 @@ def _print_estimates(
   configs = [sweep.load_config(cell, seeds[0]) for cell in cells]
   data = [plans.DATA[Path(cell.path).stem] for cell in cells]
   costs = estimates.estimate_all(configs, data, rate)
+  # Write a line for each cell.
   lines = [
     [
       cell.title,
       f"{cost.steps:,}",
       f"{cost.hours:,.1f}",
       f"{cost.gigabytes:.1f}",
-      _describe_data(cell, known),
+      _describe_data(cell, facts),
     ]
-    for cell, cost, known in zip(cells, costs, data, strict=True)
+    for cell, cost, facts in zip(cells, costs, data, strict=True)
   ]
   header = ["run", "steps", "hours", "GB", "data"]
+  # Add a column with the hours on the accelerator.
   there: list[float] = []
   if accelerator:
     there = [
@@ -109,6 +114,7 @@ def _print_estimates(
     header.insert(3, f"hours, {accelerator}")
     for line, hours in zip(lines, there, strict=True):
       line.insert(3, f"{hours:,.2f}")
+  # Print the table, and the hours of all runs.
   right = range(1, len(header) - 1)
   print("\n" + markdown_table(header, lines, right=tuple(right)))
   total = len(seeds) * sum(cost.hours for cost in costs)
@@ -117,6 +123,7 @@ def _print_estimates(
     f"{total:,.0f} hours one after the other, with products at "
     f"{rate / 1e9:,.0f} GFLOP/s. Estimated, not measured."
   )
+  # State the assumptions about the accelerator.
   if accelerator:
     dtypes = sorted({config.model.dtype for config in configs})
     peaks = " and ".join(
@@ -131,30 +138,32 @@ def _print_estimates(
     )
 
 
-def _describe_data(cell: grid.Cell, known: plans.Data) -> str:
-  """Returns the archive of a cell, or that there is none."""
+def _describe_data(cell: grid.Cell, facts: plans.Data) -> str:
+  """Returns the archive of a cell, or the reason why it has none."""
   if archive := dict(cell.settings).get("task.archive"):
     return Path(archive).name
-  return "generated" if known.is_generated else "not in --archives"
+  return "generated" if facts.is_generated else "not in --archives"
 
 
 def _print_speed(*, dry_run: bool) -> None:
-  """Prints table 3, or its title alone."""
+  """Prints table 3; only its title if `dry_run`."""
   print(f"{SPEED_TITLE}\n")
   if not dry_run:
     print(speed.text(speed.measure_seconds()))
 
 
 def _run(args: Any, overrides: list[str]) -> Sweep:
-  """Runs a plan; prints its estimates, or its results."""
+  """Runs a plan, and prints its estimates or its results."""
+  # Find the plan, and check the options.
   plan = plans.find_plan(args.table)
   if args.workdir is None:
     raise UserError("The runs need a folder: give --workdir.")
   if args.accelerator and not args.dry_run:
     raise UserError(
       f"--accelerator={args.accelerator} is for estimates: add --dry_run, or "
-      "leave it out."
+      "remove --accelerator."
     )
+  # Make the cells, and run them or print their commands.
   models = cli.names(args.models)
   cells = plans.make_cells(plan, args.archives, size=args.size, models=models)
   cells = grid.set_fields(cells, args.settings or ())
@@ -163,11 +172,11 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   print(f"{plan.title}. {plan.note}".rstrip(), flush=True)
   finished = run_grid(sweep, cells, plan.tuned, seeds, args.dry_run)
   if args.dry_run:
-    # Which value the other seeds get is only known after tuning.
+    # The value for the other seeds is known only after tuning.
     once = seeds[:1] if plan.tuned else seeds
     tuned = candidates(cells, plan.tuned)
     _print_estimates(sweep, tuned, once, args.accelerator)
-  # The table of our runs, then the paper's beside it.
+  # Print the table of our runs, then the same table next to the paper's.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")
     print(published.text(published.tables(finished)))

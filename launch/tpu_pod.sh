@@ -30,7 +30,7 @@ case $action in
   create | install | prepare | run | watch | stop | resume | delete) shift ;;
   *) usage ;;
 esac
-# Refuses values that begin with -: gcloud would take them for options.
+# Refuses values that begin with -, which gcloud would take for options.
 plain() { # OPTION VALUE
   local LC_ALL=C  # In other locales a-z may include capitals.
   if [[ ! $2 =~ ^[a-z0-9]([a-z0-9.:-]*[a-z0-9])?$ ]]; then
@@ -89,9 +89,9 @@ install() {
   here=$(cd "$(dirname "$0")/.." && pwd)
   tarball=$(mktemp -d)/jaxformers.tar.gz
   # An unpacked archive may lie inside another repository, which does not track
-  # its setup.cfg.
+  # the setup.cfg of this one.
   if git -C "$here" ls-files --error-unmatch setup.cfg >/dev/null 2>&1; then
-    # Install what is committed, and nothing else.
+    # Install only what is committed.
     git -C "$here" archive --format=tar.gz --output="$tarball" HEAD
   else
     echo "launch/tpu_pod.sh: $here is not a git checkout: installing its files as they are." >&2
@@ -122,7 +122,7 @@ resume() {
   [[ $dry_run ]] || now=$(state)
   case $now in
     READY)
-      # Leave a live run alone. The hosts expand the command.
+      # Do not touch a live run. The hosts expand the command.
       # shellcheck disable=SC2016
       if on 0 'kill -0 "$(cat jaxformers/run.pid)" 2>/dev/null'; then
         [[ $dry_run ]] || exit 0

@@ -1,9 +1,9 @@
-"""Trains the models that come with the package anew.
+"""Trains the models that come with the package again.
 
 python launch/zoo.py --workdir runs/zoo --archives PATH
 
 A model whose run in the workdir has ended is not trained again. `--names
-pairs-isometric,listops-s5` chooses some. The files are written into
+pairs-isometric,listops-s5` trains only some. The files are written into
 `jaxformers/models_to_try`, which `python -m jaxformers zoo` lists.
 """
 
@@ -25,10 +25,11 @@ from jaxformers.training import zoo
 
 
 def public(results: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns results without the places of data on the machine of the run."""
+  """Returns results without the paths of data on the machine of the run."""
   results = copy.deepcopy(dict(results))
   config = results["config"]
   config["data_dir"] = ""
+  # Keep only the names of files.
   for name in ("archive", "vocabulary"):
     if config["task"].get(name):
       config["task"][name] = Path(config["task"][name]).name
@@ -36,15 +37,16 @@ def public(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep(workdir: Path, name: str) -> Path:
-  """Writes the model of a run into the zoo; returns its folder.
+  """Writes the trained model of a run into the zoo; returns its folder.
 
   Raises:
-    UserError: for a model whose files are too large for a package.
+    UserError: if the files of the model are too large for the package.
   """
   model = jf.load(workdir)
   folder = dataclasses.replace(model, results=public(model.results)).save(
     zoo.find(name)
   )
+  # Refuse a model that would make the package large.
   size = sum(path.stat().st_size for path in folder.iterdir())
   if size > zoo.MOST_BYTES:
     raise UserError(
@@ -55,7 +57,7 @@ def keep(workdir: Path, name: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Trains the models one after the other; one error ends it."""
+  """Trains the models one after the other; the first error ends it."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--workdir", type=Path, required=True)
   parser.add_argument("--archives", default="PATH", help="folder of archives")
@@ -63,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   args = parser.parse_args(argv)
   try:
     for name in cli.names(args.names) or zoo.RECIPES:
+      # Train the model, unless its run has ended, and write it into the zoo.
       zoo.find(name)
       workdir = args.workdir / name
       arguments = zoo.RECIPES[name].command(str(workdir), args.archives)

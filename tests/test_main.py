@@ -343,7 +343,7 @@ def test_main_resumes_after_a_full_disk(finished, command, small_disk):
   enlarge()
   done = run(again)
   assert done.returncode == 0, done.stderr
-  assert "Going on from step" in done.stderr
+  assert "Resuming from step" in done.stderr
   assert results(folder / "run") == results(finished[0])
 
 

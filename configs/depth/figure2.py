@@ -5,26 +5,28 @@ python launch/sweep.py --config configs/depth/figure2.py \
     --tune rate=5e-4,1e-3,2e-3 --seeds 0,1,2 --config.task.archive=PATH
 python -m jaxformers depth runs/figure2 --out figure2
 
-Decoders over 1,000 byte pairs; for each size one of 6, one of 12 and one of 24
-layers, with (nearly) 12 L d^2 = 1.2, 2.2, 4.7, 9.3, 19 or 38 million parameters
-besides the embedding. Depths of 1 to 5 are not in the figure; up to log_3 d
-layers, 4.4 for d = 128, the theory gives depth the advantage. The paper trains
-on English Wikipedia; give any folder of text, or a set of texts that
-tensorflow-datasets has prepared. The paper's widths, lengths and steps are in
-an appendix that we do not have. Our widths are about d sqrt(6 / L), with the d
-of 6 layers; they are even, because all models have two heads. Models of one
-size differ only in depth and width. There is no dropout: use enough text that
-none is read twice.
+The models are decoders over 1,000 byte pairs. Each size has a model of 6, of 12
+and of 24 layers with (nearly) the same parameters: 12 L d^2 = 1.2, 2.2, 4.7,
+9.3, 19 or 38 million besides the embedding. Models of one size differ only in
+depth and width. Depths of 1 to 5 are not in the figure; the theory gives depth
+the advantage up to log_3 d layers, which is 4.4 for d = 128.
+
+The paper trains on English Wikipedia. Give any folder of text, or a set of
+texts that tensorflow-datasets has prepared. There is no dropout: use enough
+text that none is read twice. The paper's widths, lengths and steps are in an
+appendix that we do not have. Our widths are about d sqrt(6 / L), where d is the
+width of the model with 6 layers. They are even, because all models have two
+heads.
 
 Arguments: depth=1|2|3|4|5|6|12|24, size=1 to 6, rate=0 (peak learning rate; 0
-chooses 0.1 / d, a first guess: tune it for each depth and size), tokens=1e9
+means 0.1 / d, a first guess: tune it for each depth and size), tokens=1e9
 (seen in training), length=256 (tokens of a window), batch=64 (windows), seed=0.
 """
 
 from jaxformers import config as c
 from jaxformers.recipes import language
 
-# Widths by depth; those in a column have nearly equal parameters.
+# Widths by depth. The widths in a column have nearly equal parameters.
 WIDTHS = {
   1: (314, 432, 628, 882, 1_254, 1_774),
   2: (222, 304, 444, 624, 886, 1_254),
@@ -51,13 +53,15 @@ def get_config(arg=None):
     )
   # Refuse infinity and more than 1e15 tokens.
   tokens = arg.tokens if arg.tokens < 1e15 else 0
+  # Convert tokens to steps.
   steps = round(tokens / (arg.length * arg.batch))
   if steps < 1:
     raise c.UserError(
       f"tokens={arg.tokens:g} is not between one batch of {arg.batch} windows "
       f"of {arg.length} tokens and 1e15: give a number such as 1e9."
     )
-  # Warm up for a tenth of the run, save every tenth, and evaluate every fifth.
+  # Warm up for a tenth of the run, save at every tenth, evaluate at every
+  # fifth.
   tenth = max(steps // 10, 1)
   config = c.base(
     seed=arg.seed,
@@ -80,7 +84,7 @@ def get_config(arg=None):
     eval_steps=2 * tenth,
     checkpoint_steps=tenth,
   )
-  # No dropout: the text should be long enough to be read once.
+  # Leave out dropout: the text should be long enough to be read only once.
   for model in (config.model, config.reference):
     model.dropout_rate = model.block.dropout_rate = 0.0
     model.mixer_defaults.dropout_rate = 0.0

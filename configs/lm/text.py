@@ -4,13 +4,15 @@ python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
     --workdir runs/text_lm --config.task.archive=PATH/aclImdb_v1.tar.gz
 
 PATH is a folder of text, a tar, or a set of texts that tensorflow-datasets has
-prepared in array_record. Files and folders called train, valid and test are
-those splits; without them, a tenth of the texts is held out for each.
-Six layers of d = 256, windows of 256 pieces; size=tiny has d = 64 and windows
-of 64, trains in ten minutes on two cores, and is in docs/results.md; size=paper
-was not trained by us yet.
+prepared in array_record. Files and folders named train, valid and test become
+these splits. Without them, a tenth of the texts is held out for each of valid
+and test.
 
-Arguments: model=NAME, of those with a causal form (docs/mixers.md);
+size=paper has six layers of d = 256 and windows of 256 pieces; we have not
+trained it. size=tiny has d = 64 and windows of 64 pieces, and trains in ten
+minutes on two cores (docs/results.md).
+
+Arguments: model=NAME, one with a causal form (docs/mixers.md);
 size=paper|tiny, seed=0.
 """
 
@@ -35,6 +37,7 @@ def get_config(arg=None):
       num_heads=2 if tiny else 4,
       mlp_dim=256 if tiny else 1_024,
     ),
+    # AdamW, with a cosine after 1,000 steps of warm-up.
     optimizer={"name": "adam", "weight_decay": 0.1, "clip_norm": 1.0},
     schedule={"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 1_000},
     batch_size=32,
@@ -44,7 +47,7 @@ def get_config(arg=None):
     eval_steps=2_000,
     checkpoint_steps=2_000,
   )
-  if tiny:  # Ten minutes on two cores.
+  if tiny:  # Train for ten minutes on two cores.
     config.update(total_steps=2_000, eval_steps=1_000, checkpoint_steps=500)
     config.schedule.update(learning_rate=6e-3, warmup_steps=200)
   return config

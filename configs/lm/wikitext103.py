@@ -1,6 +1,6 @@
 r"""WikiText-103 by words, as in NeuTRENO's table 3.
 
-The data set is not in tensorflow-datasets: unpack wikitext-103-v1.zip (Merity
+The data set is not in tensorflow-datasets. Unpack wikitext-103-v1.zip (Merity
 et al. 2016), and give the folder with wiki.train.tokens, wiki.valid.tokens and
 wiki.test.tokens:
 
@@ -9,11 +9,11 @@ python -m jaxformers.main --config configs/lm/wikitext103.py:model=neutreno \
 
 The paper reports validation and test perplexities 33.15 and 34.29 for softmax
 attention, and 32.60 and 33.70 for NeuTRENO (model=neutreno, which sets
-mixer.fidelity=0.4). These are scores of a window that moves by one word at a
-time: `python -m jaxformers perplexity` computes them. Sixteen layers of
-d = 128, 500,000 steps of 96 windows: not run by us.
+mixer.fidelity=0.4). These scores use a window that moves by one word at a time;
+`python -m jaxformers perplexity` computes them. The model has sixteen layers of
+d = 128 and trains for 500,000 steps of 96 windows. We have not run it.
 
-Differs from the paper's code: windows are drawn in a random order; positions
+Differs from the paper's code: windows are drawn in random order, and positions
 count forwards.
 
 Arguments: model=NAME, seed=0.
@@ -46,9 +46,9 @@ def get_config(arg=None):
     eval_steps=4_000,
     checkpoint_steps=4_000,
   )
-  # Options of the authors' script that `language.model_fields` has otherwise.
+  # Set the options in which the authors' script differs from our recipe.
   for model in (config.model, config.reference):
-    # Cutoffs count <pad>, which is id 0.
+    # Cutoffs count <pad>, whose id is 0.
     model.embedding = {
       "cutoffs": (20_001, 40_001, 200_001),
       "div_value": 1,
@@ -57,6 +57,6 @@ def get_config(arg=None):
     model.block.update(activation="relu", init_std=0.02, norm_first=False)
     model.head.dropout_rate = 0.1
     model.mixer_defaults.update(use_bias=False, init_std=0.02, dropout_rate=0.0)
-  if arg.model == "neutreno":  # lambda of table 3.
+  if arg.model == "neutreno":  # Lambda of table 3.
     config.model.mixer.fidelity = 0.4
   return config

@@ -6,8 +6,8 @@ python -m jaxformers.main --config configs/lra/image.py --workdir runs/image \
     --config.task.archive=PATH/cifar-10-binary.tar.gz
 
 The paper reports 38.9 for TransJect and 40.6 for the Transformer; a linear
-classifier on the pixels reaches 30.9. At size=tiny: 31.4, in half an hour on
-two cores. More in docs/results.md.
+classifier on the pixels reaches 30.9. size=tiny reaches 31.4 in half an hour on
+two cores. See docs/results.md for more.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
@@ -18,7 +18,7 @@ from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
-# LRA's sizes, by model, and training: 200 epochs.
+# Sizes of LRA by model, and its training of 200 epochs.
 WIDE = lra.Shape(128, 8, 1, 64, 128, dropout_rate=0.3)
 ORIGINAL = lra.Original(
   {
@@ -40,7 +40,7 @@ INPUTS = {
   "lra": lra.Inputs(256, 1_024, 10),
   "s4": lra.Inputs(0, 1_024, 10),
 }
-# Width of TransJect at size=matched: at most the Transformer's parameters.
+# Width of TransJect at size=matched, with at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 80) | {"lra": 102, "s4": 78}
 
 
@@ -65,17 +65,18 @@ def get_config(arg=None):
     },
   )
   if args.protocol == "lra" and args.model == "sinkhorn" and not args.tiny:
-    config.optimizer.weight_decay = 0.7  # As LRA's config of this model.
+    config.optimizer.weight_decay = 0.7  # As in LRA's config of this model.
+  # Layers with bounds need to know the row and the column of a pixel.
   if args.tiny and find_traits(args.model).is_bounded:
     config.model.positions = "sinusoid_2d"
   if args.tiny and args.model == "isometric":
-    # One section: pixels meet their neighbours in the row and in the next one.
+    # One section mixes pixels with neighbours in their row and in the next row.
     config.model.block.update(num_sections=1, dilations=(1, 31, 32, 33))
   if args.tiny and find_traits(args.model).is_transject:
     # With max pooling TransJect stays at chance on this task. Its tokens
-    # interact through the mean alone, so that a channel is a filter on the
-    # image: sinusoids of row and column give smooth filters, those along the
-    # raster do not.
+    # interact only through the mean, so that a channel is a filter on the
+    # image. Sinusoids of row and column give smooth filters; sinusoids along
+    # the raster do not.
     config.model.update(d_model=64, num_layers=1, positions="sinusoid_2d")
     config.model.mixer.num_experts = 1
     if args.protocol == "jaxformers":

@@ -1,9 +1,9 @@
 r"""LRA ListOps: the value of a nested expression of 501 to 1999 tokens.
 
-Nothing is downloaded: data are generated from the same distribution as LRA's.
-The paper reports 42.2 for TransJect and 38.4 for the Transformer; a rule that
-looks at the first token alone reaches 35.6 on our test split. At size=tiny:
-36 to 37 on two cores in 5 minutes. More in docs/results.md.
+Nothing is downloaded: data are generated from LRA's distribution. The paper
+reports 42.2 for TransJect and 38.4 for the Transformer. A rule that looks only
+at the first token reaches 35.6 on our test split. size=tiny reaches 36 to 37 on
+two cores in 5 minutes. See docs/results.md for more.
 
 python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
     --workdir runs/listops
@@ -19,7 +19,7 @@ from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
-# LRA's sizes and training.
+# Sizes and training of LRA.
 ORIGINAL = lra.Original(
   {"transformer": lra.Shape(512, 8, 4, 512, 1_024)},
   lra.original_schedule(
@@ -31,10 +31,11 @@ INPUTS = {
   "jaxformers": lra.Inputs(16, 1_999, 10),
   "s4": lra.Inputs(18, 2_048, 10),
 }
-# Width of TransJect at size=matched: at most the Transformer's parameters.
+# Width of TransJect at size=matched, with at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 94) | {"lra": 632}
 
 
+# Size the model by the protocol, and the data by LRA's generator.
 def get_config(arg=None):
   args = lra.parse_arguments(arg)
   config = lra.make_config(
@@ -70,6 +71,6 @@ def get_config(arg=None):
     and args.protocol == "jaxformers"
     and find_traits(args.model).recurrence
   ):
-    # As TransJect: with the mean nothing is learned for 450 of 1,500 steps.
+    # With the mean, recurrences learn nothing for 450 of the 1,500 steps.
     config.model.pool = "max"
   return pretraining(config, args)

@@ -1,9 +1,8 @@
 r"""LRA Pathfinder: two discs on one dashed snake, or not, in 32 x 32 pixels.
 
-Nothing is downloaded: images are generated once, from the same distribution as
-LRA's (a minute for all 200,000 on two cores).
-The paper reports 71.5 for TransJect and 65.2 for the Transformer. More in
-docs/results.md.
+Nothing is downloaded: images are generated once from LRA's distribution, which
+takes a minute for all 200,000 on two cores. The paper reports 71.5 for
+TransJect and 65.2 for the Transformer. See docs/results.md for more.
 
 python -m jaxformers.main --config configs/lra/pathfinder.py:size=tiny \
     --workdir runs/pathfinder
@@ -18,9 +17,9 @@ Easier levels: --config.task.difficulty=intermediate|easy; longer sequences:
 from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 
-# LRA's code takes black pixels for padding, but pools them as well.
+# LRA's code treats black pixels as padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
-# LRA's sizes, by model, and training: 200 epochs.
+# Sizes of LRA by model, and its training of 200 epochs.
 ORIGINAL = lra.Original(
   {
     "transformer": lra.Shape(32, 4, 4, 16, 32, 0.2),
@@ -44,7 +43,7 @@ INPUTS = {
   "lra": lra.Inputs(256, 1_024, 2),
   "s4": lra.Inputs(0, 1_024, 2),
 }
-# Width of TransJect at size=matched: at most the Transformer's parameters.
+# Width of TransJect at size=matched, with at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 80) | {"lra": 30, "s4": 78}
 
 

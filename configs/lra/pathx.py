@@ -1,8 +1,8 @@
 r"""LRA Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
-Nothing is downloaded: images are generated once, from the same distribution as
-LRA's (half an hour for all 200,000 on two cores). LRA's paper has
-no model above chance; S4's paper reports 96. More in docs/results.md.
+Nothing is downloaded: images are generated once from LRA's distribution, which
+takes half an hour for all 200,000 on two cores. In LRA's paper no model is
+above chance; S4's paper reports 96. See docs/results.md for more.
 
 python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
     --workdir runs/pathx
@@ -18,9 +18,9 @@ seconds.
 from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 
-# LRA's code takes black pixels for padding, but pools them as well.
+# LRA's code treats black pixels as padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
-# LRA's sizes and training at 128 pixels a side: 200 epochs.
+# Sizes and training of LRA at 128 pixels a side: 200 epochs.
 ORIGINAL = lra.Original(
   {"transformer": lra.Shape(32, 2, 1, 16, 32)},
   lra.original_schedule(
@@ -35,7 +35,7 @@ INPUTS = {
   "lra": lra.Inputs(256, 16_384, 2),
   "s4": lra.Inputs(0, 16_384, 2),
 }
-# Width of TransJect at size=matched: at most the Transformer's parameters.
+# Width of TransJect at size=matched, with at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 224) | {"lra": 154}
 
 

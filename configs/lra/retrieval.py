@@ -1,13 +1,13 @@
 r"""LRA Retrieval: does one of two papers cite the other, from their bytes?
 
-The papers are those of the ACL Anthology Network, in LRA's release of 7.7 GB:
+The papers come from the ACL Anthology Network, in LRA's release of 7.7 GB:
 
 python -m jaxformers.main --config configs/lra/retrieval.py \
     --workdir runs/retrieval --config.task.archive=PATH/lra_release.gz
 
-The paper reports 80.3 for TransJect and 80.7 for the Transformer. At size=tiny
-TransJect reaches 56.0 on a stand-in of 8,000 pairs of reviews; the rule that
-compares byte histograms reaches 53.1 on it. More in docs/results.md.
+The paper reports 80.3 for TransJect and 80.7 for the Transformer. At size=tiny,
+on a substitute of 8,000 pairs of reviews, TransJect reaches 56.0; a rule that
+compares byte histograms reaches 53.1. See docs/results.md for more.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
@@ -20,9 +20,9 @@ from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
-# How the head combines the two pooled documents. Ours is symmetric, because a
-# citation has no order here. LRA has two hidden layers, 512 and 256 wide; S4
-# has one that is as wide as its encoder.
+# How the head combines the two pooled documents. "jaxformers" is symmetric,
+# because a citation has no order here. LRA has two hidden layers, 512 and 256
+# wide, and S4 has one that is as wide as its encoder.
 HEADS = {
   "jaxformers": {"interaction": "symmetric"},
   "skyformer": {"interaction": "nli"},
@@ -31,7 +31,7 @@ HEADS = {
   "s4": {"interaction": "nli", "head_dim": 256, "head_activation": "gelu"},
 }
 POOLS = lra.POOLS | {"lra": "first"}
-# LRA's sizes and training, which ends in its warm-up.
+# Sizes and training of LRA; the run ends during its warm-up.
 ORIGINAL = lra.Original(
   {"transformer": lra.Shape(128, 4, 4, 128, 512)},
   lra.original_schedule(
@@ -43,7 +43,7 @@ INPUTS = {
   "jaxformers": lra.Inputs(257, 4_000, 2),
   "s4": lra.Inputs(98, 4_000, 2),
 }
-# Width of TransJect at size=matched: at most the Transformer's parameters.
+# Width of TransJect at size=matched, with at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(POOLS, 116) | {"lra": 186, "s4": 112}
 
 
@@ -74,6 +74,6 @@ def get_config(arg=None):
     tiny={"learning_rate": 5e-3, "total_steps": 2_000, "batch_size": 32},
   )
   if args.tiny and find_traits(args.model).is_transject:
-    # Wide enough to tell bytes apart.
+    # Make the model wide enough to distinguish bytes.
     config.model.update(d_model=64, num_layers=1)
   return pretraining(config, args)

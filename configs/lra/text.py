@@ -7,13 +7,13 @@ python -m jaxformers.main --config configs/lra/text.py --workdir runs/text \
 
 The paper reports 64.9 for TransJect and 61.9 for the Transformer. A logistic
 regression on the byte histogram of the whole review reaches 66.4, more than
-every model of the papers' tables. At size=tiny: 64.3 on two cores in
-ten minutes. More in docs/results.md.
+every model in the papers' tables. size=tiny reaches 64.3 on two cores in ten
+minutes. See docs/results.md for more.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
-Under all but the first protocol the test split selects the checkpoint, as it
+Except under the first protocol, the test split selects the checkpoint, as it
 did for the published numbers.
 """
 
@@ -22,7 +22,7 @@ from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
 POOLS = lra.POOLS | {"jaxformers": "mean"}
-# LRA's sizes and training.
+# Sizes and training of LRA.
 ORIGINAL = lra.Original(
   {"transformer": lra.Shape(256, 4, 4, 256, 1_024)},
   lra.original_schedule(
@@ -35,7 +35,7 @@ INPUTS = {
   "lra": lra.Inputs(257, 1_000, 2),
   "s4": lra.Inputs(134, 4_096, 2),
 }
-# Width of TransJect at size=matched: at most the Transformer's parameters.
+# Width of TransJect at size=matched, with at most the Transformer's parameters.
 MATCHED_WIDTHS = dict.fromkeys(lra.POOLS, 120) | {"lra": 386}
 
 
@@ -62,10 +62,10 @@ def get_config(arg=None):
     tiny={"learning_rate": 5e-3, "total_steps": 3_000},
   )
   if args.tiny and find_traits(args.model).is_bounded:
-    # The means of long texts differ little: scale them by what they differ.
+    # The means of long texts differ little: scale them by their deviation.
     config.model.update(num_layers=2, positions="none", head_dim=0)
     config.model.pool_norm = "running"
   if args.tiny and args.model == "isometric":
-    # One section: bytes meet those next to them.
+    # One section mixes bytes with the bytes next to them.
     config.model.block.update(num_sections=1, dilations=(1, 2, 3, 4))
   return pretraining(config, args)

@@ -5,18 +5,18 @@ Downloads through tensorflow-datasets, or takes a local archive:
 python -m jaxformers.main --config configs/short/ag_news.py \
     --workdir runs/ag_news --config.task.archive=PATH/ag_news_csv.tar.gz
 
-The paper reports 88.8 for TransJect and 90.2 for Random-TransJect. At
-size=tiny: 87.0 under "test_only" with BERT's vocabulary, on 1,000 articles.
-More in docs/results.md.
+The paper reports 88.8 for TransJect and 90.2 for Random-TransJect. size=tiny
+reaches 87.0 under "test_only" with BERT's vocabulary, on 1,000 articles. See
+docs/results.md for more.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|tiny, protocol=jaxformers|paper|test_only, seed=0,
 objective=masked|causal for pre-training on the inputs. Under "paper" the test
-split selects the checkpoint, by its loss; "test_only" needs nothing but
-test.csv, and its numbers are not comparable with published ones.
+split selects the checkpoint, by its loss. "test_only" needs only test.csv, and
+its numbers are not comparable with published ones.
 
-The vocabulary is trained on the training split. For BERT's, as in the paper:
---config.task.vocabulary=PATH/vocab.txt.
+The vocabulary is trained on the training split. For BERT's vocabulary, which
+the paper uses, set --config.task.vocabulary=PATH/vocab.txt.
 """
 
 from jaxformers.recipes import short

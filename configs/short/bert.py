@@ -7,12 +7,13 @@ python -m jaxformers.main --config configs/short/bert.py:model=neutreno \
     --workdir runs/bert --config.pretrained=PATH/bert-base-uncased \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
 
-The folder gives the sizes and the vocabulary.
+The folder determines the sizes and the vocabulary.
 
-Three epochs of AdamW at 2e-5, up over a tenth of the steps and down to 0 in
-straight lines, dropout 0.1 of the pooled vector too (Devlin et al. 2019,
-appendices A.2 and A.3). Differs from their code: Adam corrects the bias of its
-means. 109 million parameters: for accelerators, and not run by us.
+The training is three epochs of AdamW at 2e-5, with a linear warm-up over a
+tenth of the steps and a linear decay to 0. Dropout is 0.1, also of the pooled
+vector (Devlin et al. 2019, appendices A.2 and A.3). Differs from their code:
+Adam corrects the bias of its means. The model has 109 million parameters and
+needs an accelerator; we have not run it.
 
 Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
 """

@@ -6,16 +6,17 @@ python -m jaxformers.main --config configs/short/imdb.py --workdir runs/imdb \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
 
 The paper reports 88.1 for TransJect and 81.3 for the Transformer. A logistic
-regression on which pieces occur reaches 87.9 with BERT's vocabulary. At
-size=tiny: 87.6 with it, in eight minutes on two cores. More in docs/results.md.
+regression on which pieces occur reaches 87.9 with BERT's vocabulary. With that
+vocabulary size=tiny reaches 87.6, in eight minutes on two cores. See
+docs/results.md for more.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|tiny, protocol=jaxformers|paper, seed=0,
 objective=masked|causal for pre-training on the inputs. Under "paper" the test
 split selects the checkpoint, by its loss.
 
-The vocabulary is trained on the training split. For BERT's, as in the paper:
---config.task.vocabulary=PATH/vocab.txt.
+The vocabulary is trained on the training split. For BERT's vocabulary, which
+the paper uses, set --config.task.vocabulary=PATH/vocab.txt.
 """
 
 from jaxformers.recipes import short

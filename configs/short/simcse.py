@@ -8,12 +8,12 @@ python -m jaxformers.main --config configs/short/simcse.py:model=neutreno \
     --config.task.vocabulary=PATH/bert-base-uncased/vocab.txt \
     --config.task.archive=PATH/simcse
 
-Gao et al. 2021, appendix A, for BERT-base: an epoch of a million sentences in
-batches of 64 at 3e-5, down to 0 in a straight line, the first token with a tanh
-layer only in training; 68.40 on STS-12. They choose the checkpoint on STS-B
-every 250 steps. NeuTRENO's appendix G.9 says nothing of its training, and its
-scores are lost from our text of it. 109 million parameters: for accelerators,
-and not run by us.
+The training follows Gao et al. 2021, appendix A, for BERT-base: an epoch of a
+million sentences in batches of 64 at 3e-5, with a linear decay to 0. The first
+token is pooled, with a tanh layer only in training. They report 68.40 on STS-12
+and choose the checkpoint on STS-B every 250 steps. NeuTRENO's appendix G.9 does
+not describe its training, and our text of it lacks the scores. The model has
+109 million parameters and needs an accelerator; we have not run it.
 
 Arguments: model=transformer|neutreno, protocol=jaxformers|paper, seed=0.
 """
@@ -26,6 +26,7 @@ EPOCH = 15_625  # Steps of a million sentences in batches of 64.
 
 def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", protocol="jaxformers", seed=0)
+  # The head is a tanh layer on the first token.
   model = {
     **short.bert_base(arg.model),
     "pool": "first",

@@ -8,12 +8,13 @@ python -m jaxformers.main --config configs/short/squad.py:model=neutreno \
     --config.task.vocabulary=PATH/bert-base-uncased/vocab.txt \
     --config.task.archive=PATH/squad
 
-Devlin et al. 2019, section 4.2: three epochs at 5e-5 in batches of 32; AdamW,
-up over a tenth of the steps and down to 0 in straight lines; windows of 384
-word pieces, 128 apart, as in their run_squad.py. Their BERT-base has F1 88.5
-and exact match 80.8 on the dev set. NeuTRENO's appendix G.9 says nothing of its
-training, and its scores are lost from our text of it. 109 million parameters:
-for accelerators, and not run by us.
+The training follows Devlin et al. 2019, section 4.2: three epochs of AdamW at
+5e-5 in batches of 32, with a linear warm-up over a tenth of the steps and a
+linear decay to 0. Windows have 384 word pieces and begin 128 apart, as in their
+run_squad.py. Their BERT-base has F1 88.5 and exact match 80.8 on the dev set.
+NeuTRENO's appendix G.9 does not describe its training, and our text of it lacks
+the scores. The model has 109 million parameters and needs an accelerator; we
+have not run it.
 
 Arguments: model=transformer|neutreno, protocol=jaxformers|paper, seed=0.
 """
@@ -21,13 +22,14 @@ Arguments: model=transformer|neutreno, protocol=jaxformers|paper, seed=0.
 from jaxformers import config as c
 from jaxformers.recipes import short
 
-# Questions to train on; a few of them are read in two windows.
+# Number of training questions; a few of them are read in two windows.
 NUM_TRAIN = {"jaxformers": 79_599, "paper": 87_599}
 
 
 def get_config(arg=None):
   arg = c.parse_arg(arg, model="transformer", protocol="jaxformers", seed=0)
   questions = NUM_TRAIN[c.choose("protocol", arg.protocol, NUM_TRAIN)]
+  # Steps of an epoch in batches of 32, rounded up.
   epoch = -(-questions // 32)
   model = short.bert_base(arg.model)
   return c.base(

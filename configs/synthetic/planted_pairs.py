@@ -1,8 +1,8 @@
-r"""Planted pairs: do two kinds of marks stand at one distance? Generated.
+r"""Planted pairs: do two kinds of marks stand at a fixed distance? Generated.
 
-16 marks "a" and 16 marks "b" among 256 places: each b is 19 places after an a,
-or anywhere. Tokens that do not meet have 50; `isometric` has 100.0 in a minute
-of one core.
+Each example has 16 marks "a" and 16 marks "b" among 256 places. Either each b
+is 19 places after an a, or the marks are anywhere. A model without token mixing
+reaches 50; `isometric` reaches 100.0 in a minute on one core.
 
 python -m jaxformers.main --config configs/synthetic/planted_pairs.py \
     --workdir runs/pairs
@@ -21,7 +21,7 @@ def get_config(arg=None):
     task={
       "name": "planted_pairs",
       "protocol": "jaxformers",
-      "seed": 0,  # Seed of the data, not of the run.
+      "seed": 0,  # Seed of the data, which the seed of the run does not change.
       "num_train": 20_000,
       "num_validation": 1_000,
       "num_test": 2_000,

@@ -1,23 +1,23 @@
 r"""Segmenter on ADE20K's 150 classes, as in NeuTRENO's table 2.
 
-PATH/ADEChallengeData2016 is the folder that its authors ship, and
-PATH/deit-tiny an encoder trained on ImageNet by configs/vision/imagenet.py or
-from Hugging Face's hub:
+PATH/ADEChallengeData2016 is the folder that its authors publish. PATH/deit-tiny
+is an encoder trained on ImageNet, by configs/vision/imagenet.py or from Hugging
+Face's hub:
 
 python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
     --workdir runs/ade20k --config.pretrained=PATH/deit-tiny \
     --config.model.block.norm_epsilon=1e-5 \
     --config.task.archive=PATH/ADEChallengeData2016
 
-A folder of Hugging Face replaces the sizes below; Segmenter's epsilon stays by
-the command.
+A folder of Hugging Face replaces the sizes below. The epsilon in the command
+keeps Segmenter's value.
 
 The paper reports a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
 softmax attention, and 37.24 and 38.06 for NeuTRENO (model=neutreno,
-mixer.fidelity=0.6 in encoder and decoder). These are scores of sliding windows:
-`python -m jaxformers segmentation` computes them. A run prints the score on the
-centre of each image only. 64 epochs of 512 x 512 pixels: for accelerators, and
-not run by us.
+mixer.fidelity=0.6 in encoder and decoder). These are scores of sliding windows,
+which `python -m jaxformers segmentation` computes. A run itself prints only the
+score on the centre of each image. The training of 64 epochs of 512 x 512 pixels
+needs an accelerator; we have not run it.
 
 Arguments: model=NAME, protocol=jaxformers|paper, deit=tiny|small|base, seed=0.
 """
@@ -36,10 +36,10 @@ def get_config(arg=None):
   protocol = c.choose("protocol", arg.protocol, NUM_TRAIN)
   # Steps of an epoch in batches of 8, rounded down.
   epoch = NUM_TRAIN[protocol] // 8
-  # DeiT's encoder, with Segmenter's decoder of two layers.
+  # Take DeiT's encoder, with Segmenter's decoder of two layers.
   models = vision.model_fields(arg.model, patch_size=16, deit=arg.deit)
   for model in models.values():
-    model.pop("head_init_std", None)  # Only classifiers take it.
+    model.pop("head_init_std", None)  # Only classifiers have it.
     model["head"] = {
       "num_layers": 2,
       "dropout_rate": 0.1,

@@ -5,9 +5,10 @@ Downloads through tensorflow-datasets, or takes a local archive:
 python -m jaxformers.main --config configs/vision/cifar10.py:model=neutreno \
     --workdir runs/cifar10 --config.task.archive=PATH/cifar-10-binary.tar.gz
 
-NeuTRENO's table 8 reports 75.89 for kernel attention of 12 layers and 76.75
-with its term, without more of the setting; size=paper is DeiT-tiny with DeiT's
-training over 300 epochs. At size=tiny: docs/results.md.
+NeuTRENO's table 8 reports 75.89 for kernel attention with 12 layers, and 76.75
+with NeuTRENO's term; it does not give the rest of the setting. size=paper is
+DeiT-tiny with DeiT's training over 300 epochs. See docs/results.md for
+size=tiny.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|tiny, seed=0. Table 8's models are model=kernelized with

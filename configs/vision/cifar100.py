@@ -5,8 +5,8 @@ Downloads through tensorflow-datasets, or takes a local archive:
 python -m jaxformers.main --config configs/vision/cifar100.py:model=neutreno \
     --workdir runs/cifar100 --config.task.archive=PATH/cifar-100-binary.tar.gz
 
-DeiT's training over 300 epochs: for accelerators, and not run by us. size=tiny
-is the same as in configs/vision/cifar10.py.
+size=paper is DeiT's training over 300 epochs. It needs an accelerator, and we
+have not run it. size=tiny is the same as in configs/vision/cifar10.py.
 
 Arguments: model=NAME, one that python -m jaxformers models lists;
 size=paper|tiny, seed=0.

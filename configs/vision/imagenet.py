@@ -9,10 +9,10 @@ python -m jaxformers.main --config configs/vision/imagenet.py:model=neutreno \
 The paper reports top-1 72.17 and top-5 91.02 for DeiT-tiny, and 73.01 and 91.56
 for NeuTRENO (model=neutreno, mixer.fidelity=0.6). For DeiT-small it reports
 top-1 79.97, and 80.68 for NeuTRENO (table 7). To adapt a trained DeiT in a
-third of the epochs, set epochs=100 and --config.pretrained=PATH. FeatScale is
---config.model.mixer.feat_scale=true. We have not run the 300 epochs, which need
-accelerators. DeiT keeps an average of the parameters but never scores it; there
-is none here: ema_decay=0.
+third of the epochs, set epochs=100 and --config.pretrained=PATH. For FeatScale,
+set --config.model.mixer.feat_scale=true. The 300 epochs need an accelerator; we
+have not run them. DeiT keeps an average of the parameters but never scores it,
+so there is none here: ema_decay=0.
 
 Arguments: model=NAME, deit=tiny|small|base, protocol=jaxformers|paper,
 epochs=300, seed=0. Under "paper" the authors' validation split selects the

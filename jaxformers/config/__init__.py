@@ -1,4 +1,4 @@
-"""Configs are plain data: what a config file imports, and what reads one."""
+"""Configs as plain data: functions that write, load, override and read them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import unknown
 
-# Sections in which a command may set options that the config does not list.
+# Sections whose options a command can set even if the config does not list
+# them.
 OPTION_SECTIONS = (
   ["model", "mixer"],
   ["model", "block"],
@@ -22,7 +23,7 @@ OPTION_SECTIONS = (
   ["schedule"],
 )
 GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
-# Fields of pre-training and of pixels, which every config takes.
+# Fields of pre-training and of pixel statistics, which every config accepts.
 TASK_OPTIONS = (
   ["task", "objective"],
   ["task", "mask_rate"],
@@ -30,13 +31,13 @@ TASK_OPTIONS = (
   ["task", "mean"],
   ["task", "deviation"],
 )
-# Options of every optimiser and of most schedules: they stay when a command
-# names another one.
+# Options that stay when a command names another optimiser or schedule. Every
+# optimiser has them, and so do most schedules.
 KEPT_OPTIONS = {
   "optimizer": ("clip_norm", "clip_value", "frozen", "groups", "layer_decay"),
   "schedule": ("learning_rate", "warmup_steps"),
 }
-# Names of fields in other packages, with the name that they have here.
+# Field names of other packages, with the name of the field here.
 SYNONYMS = {
   "bs": "batch_size",
   "depth": "num_layers",
@@ -56,7 +57,7 @@ SYNONYMS = {
   "warmup": "warmup_steps",
   "wd": "weight_decay",
 }
-# A flag such as `--config.x.y=value` or `--noconfig.x.y`.
+# Pattern of a flag such as `--config.x.y=value` or `--noconfig.x.y`.
 OVERRIDE = re.compile(
   r"-+(?P<no>no)?config\.(?P<path>[^=]*)(=(?P<value>.*))?", re.DOTALL
 )
@@ -68,35 +69,35 @@ def parse_arg(arg: str | None, **defaults: Any) -> ConfigDict:
 
   Args:
     arg: text after the colon of `--config=file.py:...`; may be None.
-    **defaults: every valid key with its default value, whose type is the type
-      of the key's values.
+    **defaults: every valid key with its default value. The type of the default
+      is the type of the key's values.
 
   Returns:
     The defaults, overridden by the argument.
 
   Raises:
-    UserError: for an unknown key, a key that is repeated or without a value,
-      or a value of another type.
+    UserError: for an unknown key, for a key that is repeated or has no value,
+      or for a value of another type.
   """
   values: dict[str, Any] = {}
   for item in filter(None, (arg or "").split(",")):
     key, equals, text = (part.strip() for part in item.partition("="))
     if key not in defaults:
       raise unknown("config argument", key, defaults)
-    # "key" and "key=" are refused, so that no value is silently empty.
+    # Refuse "key" and "key=", so that no value is silently empty.
     if not equals or not text:
       raise UserError(
         f"The config argument {item!r} has no value: write {key}=VALUE."
       )
     if key in values:
       raise UserError(f"The config argument {key} is given twice: remove one.")
-    # The default has the type: with a default of 0.0, rate=1 is 1.0.
+    # The default sets the type: with a default of 0.0, rate=1 is 1.0.
     values[key] = _convert(key, text, type(defaults[key]))
   return ConfigDict(defaults | values)
 
 
 def _convert(key: str, text: str, kind: type) -> Any:
-  """Returns the value that text stands for; UserError if of another type."""
+  """Returns the value of a text; UserError for a text of another type."""
   try:
     # bool("false") would be True.
     return BOOLEANS[text.lower()] if kind is bool else kind(text)
@@ -109,12 +110,12 @@ def _convert(key: str, text: str, kind: type) -> Any:
 def check_overrides(config: ConfigDict, argv: list[str]) -> None:
   """Checks the flags `--config.x.y=value` for the fields of a config.
 
-  ml_collections rejects a wrong one too, but names neither the section nor the
+  ml_collections rejects wrong flags too, but names neither the section nor the
   choices.
 
   Raises:
-    UserError: for an unknown field, with the field that was meant if its name
-      is known elsewhere in the config; or for a value of another type.
+    UserError: for an unknown field, with a suggestion if its name occurs
+      elsewhere in the config; or for a value of another type.
   """
   for override in filter(None, map(OVERRIDE.fullmatch, argv)):
     # Walk down the sections that the flag names.
@@ -125,24 +126,27 @@ def check_overrides(config: ConfigDict, argv: list[str]) -> None:
         where = ".".join(("config", *path[:depth]))
         choices = section if isinstance(section, ConfigDict) else ()
         is_field = depth == len(path) - 1
+        # Suggest the field that was meant.
         if is_field and (meant := _meant(config, key)):
           raise UserError(
             f"Unknown key of {where}: {key!r}. Did you mean config.{meant}?"
           )
         raise unknown(f"key of {where}:", key, choices)
       section = section[key]
+    # Check the type of a number.
     if isinstance(section, int | float) and override["value"] is not None:
       _check_type(override["path"], section, override["value"])
 
 
 def _meant(config: ConfigDict, name: str) -> str:
-  """Returns the path of a field of that name or synonym; "" for none or many.
+  """Returns the path of a field by its name or synonym; "" if not unique.
 
-  A field of the run goes before one of a section.
+  A field of the run takes precedence over a field of a section.
   """
   name = SYNONYMS.get(name, name)
   if name in config:
     return name
+  # Search the sections, then the defaults of mixers.
   paths = [
     f"{section}.{name}"
     for section in ("schedule", "optimizer", "task", "model")
@@ -154,16 +158,17 @@ def _meant(config: ConfigDict, name: str) -> str:
 
 
 def _check_type(path: str, current: float, text: str) -> None:
-  """Raises UserError for a text that is no number of the type of a field."""
+  """Raises UserError if a text is not a number of a field's type."""
   kind = type(current)
   try:
     BOOLEANS[text.lower()] if kind is bool else kind(text)
   except (KeyError, ValueError):
+    # Name the range of the field in the message.
     section, _, name = path.rpartition(".")
     owners = {"": RunConfig, "model": ModelFields, "reference": ModelFields}
     owner = owners.get(section)
-    known = ranges.of(owner) if owner else {}
-    allowed = known.get(name, ranges.Range(kind))
+    intervals = ranges.of(owner) if owner else {}
+    allowed = intervals.get(name, ranges.Range(kind))
     raise UserError(
       f"config.{path}={text!r} is not of type {kind.__name__}: give {allowed}."
     ) from None
@@ -190,7 +195,7 @@ def drop_replaced(config: ConfigDict, values: Mapping[str, Any]) -> None:
 
 
 def values_of(argv: Sequence[str]) -> dict[str, str]:
-  """Returns the texts of the flags `--config.x.y=text` by path, "x.y"."""
+  """Returns the values of flags `--config.x.y=text`, by the path "x.y"."""
   matches = filter(None, map(OVERRIDE.fullmatch, argv))
   return {match["path"]: match["value"] or "" for match in matches}
 
@@ -198,31 +203,31 @@ def values_of(argv: Sequence[str]) -> dict[str, str]:
 def take_options(
   config: ConfigDict, argv: list[str]
 ) -> tuple[list[str], dict[str, Any]]:
-  """Removes options that the config does not list from argv.
+  """Takes the options that the config does not list out of argv.
 
-  A config lists the options that its published numbers depend on.
+  A config lists only the options that its published numbers depend on.
   `models.build` and `optim.build_optimizer` know all options of mixers, blocks,
-  optimisers and schedules, and reject the others.
+  optimisers and schedules, and reject unknown ones.
 
   Returns:
     The other arguments; and the options by path, such as
-    {"model.mixer.causal": True}, read as Python values where possible and as
-    text otherwise; those of `optimizer.groups` and of `TASK_OPTIONS` among
-    them.
+    {"model.mixer.causal": True}, including options of `optimizer.groups` and
+    of `TASK_OPTIONS`. Values are Python values where possible, and text
+    otherwise.
   """
   rest, options = [], {}
   for arg in argv:
-    # An option is model.mixer.NAME, optimizer.NAME, one of a group, or one of
-    # pre-training.
+    # Options are model.mixer.NAME, model.block.NAME, optimizer.NAME,
+    # schedule.NAME, optimizer.groups.KIND.NAME and fields of `TASK_OPTIONS`.
     override = OVERRIDE.fullmatch(arg)
     path = override["path"].split(".") if override else []
     is_option = path[:-1] in OPTION_SECTIONS or path in TASK_OPTIONS
     is_option |= len(path) == 4 and path[:2] == GROUPS
-    # ml_collections sets the options that the config lists.
+    # Leave options that the config lists to ml_collections.
     if override is None or not is_option or _lists(config, path):
       rest.append(arg)
     else:
-      # `--noconfig.x` stands for False, and `--config.x` alone for True.
+      # `--noconfig.x` means False, and `--config.x` without a value True.
       text = "false" if override["no"] else override["value"] or "true"
       options[override["path"]] = parse_value(text)
   return rest, options
@@ -239,8 +244,8 @@ def _lists(config: ConfigDict, path: list[str]) -> bool:
 
 
 def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
-  """Sets the options from `take_options`, adding sections where needed."""
-  # The config of a flag is locked: it refuses fields that it does not have.
+  """Sets the options from `take_options`; adds sections where needed."""
+  # A config of a flag is locked: it refuses fields that it does not have.
   with config.unlocked():
     for path in options:
       section = config
@@ -252,7 +257,7 @@ def set_options(config: ConfigDict, options: Mapping[str, Any]) -> None:
 
 
 def parse_value(text: str) -> Any:
-  """Returns the Python value that a text stands for, or the text itself."""
+  """Returns the Python value of a text, or the text itself."""
   # Commands write booleans in lower case, which Python does not read.
   if text in ("true", "false"):
     return text == "true"

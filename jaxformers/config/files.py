@@ -1,4 +1,4 @@
-"""Configs as files: found, loaded, overridden and described."""
+"""Config files: how to find, load, override and describe them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from jaxformers.config.run_config import FIELDS
 from jaxformers.foundations import ranges, user_code
 from jaxformers.foundations.errors import UserError
 
-# Configs that come with the package, wherever it is installed.
+# Configs of the package, wherever it is installed.
 PACKAGED = Path(__file__).parents[1] / "configs"
 
 
 def find_file(name: str) -> Path:
-  """Returns the file of a config: a path, or one of the package by its name.
+  """Returns the file of a config, from its path or its name in the package.
 
   Args:
     name: path of a file; or "lra/text", "lra/text.py" or "configs/lra/text.py"
       for a config of the package, from any folder.
 
   Raises:
-    UserError: if there is neither.
+    UserError: if there is neither such a file nor such a name.
   """
+  # A path comes first, then a name in the package.
   path = Path(name)
   if path.is_file():
     return path
   packaged = PACKAGED / name.removeprefix("configs/").removesuffix(".py")
   packaged = packaged.with_name(f"{packaged.name}.py")
   if not packaged.is_file():
+    # Suggest the closest name.
     typed = name.removeprefix("configs/").removesuffix(".py")
     close = difflib.get_close_matches(typed, packaged_names(), n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
@@ -64,15 +66,16 @@ def load(spec: str) -> ConfigDict:
   """Returns the config of "path/to/file.py:key=value", as `--config` takes it.
 
   Raises:
-    UserError: for a file that does not exist, or is no config, or an argument
-      that it does not take.
+    UserError: if the file does not exist or is not a config, or for an argument
+      that the config does not accept.
   """
+  # Run the file, which must define get_config.
   name, _, arg = spec.partition(":")
   file = find_file(name)
   try:
     get_config = runpy.run_path(str(file)).get("get_config")
   except (SyntaxError, UnicodeDecodeError) as error:
-    # The error may be in a module that the config imports.
+    # The error may be in a module that the file imports.
     where = getattr(error, "filename", None) or str(file)
     line = getattr(error, "lineno", None)
     raise UserError(
@@ -82,9 +85,10 @@ def load(spec: str) -> ConfigDict:
     ) from None
   if not callable(get_config) or not _takes_one(get_config):
     raise UserError(
-      f"{file} has no function get_config(arg), which returns a config: see "
+      f"{file} has no function get_config(arg) that returns a config: see "
       "configs/lra/listops.py."
     )
+  # Call get_config with the argument after the colon.
   config = get_config(arg or None)
   if not isinstance(config, ConfigDict):
     raise UserError(
@@ -104,10 +108,10 @@ def _takes_one(function: Any) -> bool:
 
 
 def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
-  """Returns the config of `override`, and imports the modules that it names.
+  """Imports the modules that overrides name; returns the config of `override`.
 
   Raises:
-    UserError: as `override`, and for a module that cannot be found.
+    UserError: see `override`; and for a module that cannot be found.
   """
   import_named(overrides)
   config = override(load(spec), overrides)
@@ -116,9 +120,9 @@ def load_with(spec: str, overrides: Sequence[str]) -> ConfigDict:
 
 
 def import_named(overrides: Sequence[str]) -> None:
-  """Imports the modules that `--config.imports` names, before a config is read.
+  """Imports the modules of `--config.imports` before a config is read.
 
-  So the recipes of the config know the models that these modules register.
+  The recipes of the config then know the models that these modules register.
 
   Args:
     overrides: arguments such as "--config.imports=mine".
@@ -134,16 +138,17 @@ def override(loaded: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
 
   Args:
     loaded: result of `load`.
-    overrides: arguments such as "--config.model.d_model=64".
+    overrides: arguments, such as "--config.model.d_model=64".
 
   Raises:
     UserError: for a field that the config does not have, or a wrong type.
   """
   loaded = copy.deepcopy(loaded)
+  # Drop the options of a replaced optimiser or schedule, and check the names.
   arguments.drop_replaced(loaded, arguments.values_of(overrides))
   rest, options = arguments.take_options(loaded, list(overrides))
   arguments.check_overrides(loaded, rest)
-  # Flags of their own, since those of the process are parsed once.
+  # Use separate flags, because the flags of the process are parsed only once.
   values = flags.FlagValues()
   argv = ["config", *rest]
   places = {"flag_values": values, "sys_argv": argv}
@@ -152,7 +157,7 @@ def override(loaded: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
     values(argv)
   except (flags.Error, TypeError, KeyError) as error:
     raise UserError(str(error)) from None
-  # Add options that the config does not list.
+  # Add the options that the config does not list.
   arguments.set_options(values.config, options)
   return values.config
 
@@ -161,14 +166,15 @@ def describe(
   config: ConfigDict,
   find: Callable[[str], ranges.Range | None] = lambda path: None,
 ) -> str:
-  """Returns every field of a config with its value, one per line.
+  """Returns a line for each field of a config, with its value.
 
-  The fields of a section follow its line, indented, and are named as
-  `--config.SECTION.FIELD=VALUE` sets them.
+  The fields of a section follow the line of the section, indented. They are
+  named as `--config.SECTION.FIELD=VALUE` sets them.
 
   Args:
     config: config of a run.
-    find: returns the range of a field by its path, such as "model.d_model".
+    find: function that returns the range of a field by its path, such as
+      "model.d_model".
   """
 
   def interval(path: str, before: str = ";") -> str:
@@ -179,10 +185,10 @@ def describe(
   for name, value in plain(config).items():
     comment = f"  # {FIELDS[name]}" if name in FIELDS else ""
     if not isinstance(value, dict):
-      # A field of the run.
+      # Write a field of the run.
       lines.append(f"  {name}={json.dumps(value)}{comment}{interval(name)}")
       continue
-    # A section, with its fields below.
+    # Write a section, and its fields below.
     lines.append(f"  {name}:{comment}")
     for path, inner in flatten(value, f"{name}.").items():
       lines.append(f"    {path}={json.dumps(inner)}{interval(path, '  #')}")

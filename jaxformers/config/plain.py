@@ -1,4 +1,4 @@
-"""Configs as JSON has them: dictionaries, lists and scalars."""
+"""Configs as plain JSON: dictionaries, lists and scalars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Returns {"model.d_model": 64} for {"model": {"d_model": 64}}.
 
-  An empty section {} remains as a value.
+  An empty section {} is kept as a value.
   """
   flat: dict[str, Any] = {}
   for key, value in config.items():
@@ -24,8 +24,8 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config as JSON reads it: dictionaries, lists and scalars."""
+  """Returns a config as plain JSON: dictionaries, lists and scalars."""
   if isinstance(config, ConfigDict):
     config = config.copy_and_resolve_references().to_dict()
-  # Through JSON: tuples become lists, as in the files of a run.
+  # Convert through JSON: tuples become lists, as in the files of a run.
   return json.loads(json.dumps(config, default=dict))

@@ -1,7 +1,7 @@
-"""The config of a run: typed, frozen, and checked when it is made.
+"""The config of a run: typed, frozen, and checked when it is created.
 
-A config file returns an `ml_collections.ConfigDict`, whose fields a command may
-set. `RunConfig.from_dict` reads it, once; all that follows has its fields.
+A config file returns an `ml_collections.ConfigDict`, whose fields a command can
+set. `RunConfig.from_dict` converts it once; all later code reads the result.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jaxformers.foundations.ranges import (
 )
 from jaxformers.foundations.registry import call, choose
 
-# Fields that turn on logs besides `metrics.jsonl`.
+# Fields that turn on further logs, besides `metrics.jsonl`.
 LOGS = ("tensorboard", "wandb")
-# Fields that may differ when a run resumes, because they change rounding at
-# most, or (`accumulate`) what is drawn for a part of a batch. Other data behind
-# a path would change more: a checkpoint also keeps a digest of its data.
+# Fields that may differ when a run resumes. They change at most rounding, or
+# (`accumulate`) what is drawn for a part of a batch. Other data at a path would
+# change more, so a checkpoint also keeps a digest of its data.
 RESUMABLE_FIELDS = (
   "accumulate",
   "data_dir",
@@ -47,11 +47,11 @@ RESUMABLE_FIELDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-  """Something registered that a config chooses, such as an optimiser.
+  """A registered object that a config chooses, such as an optimiser.
 
   Attributes:
     name: name in its registry.
-    options: its options; those that are left out have their defaults.
+    options: options of the object; missing options have their defaults.
   """
 
   name: str = ""
@@ -59,17 +59,17 @@ class Choice:
 
   @classmethod
   def from_dict(cls, section: Mapping[str, Any]) -> Self:
-    """Returns the choice of a section of a config."""
+    """Returns the choice that a section of a config describes."""
     options = {k: v for k, v in section.items() if k != "name"}
     return cls(name=section.get("name", ""), options=options)
 
   def as_dict(self) -> dict[str, Any]:
-    """Returns the section of a config, as `from_dict` takes it."""
+    """Returns the section of the config, in the form of `from_dict`."""
     return {"name": self.name, **self.options}
 
 
 class TaskChoice(Choice):
-  """A task, in `tasks.TASKS`."""
+  """A task in `tasks.TASKS`."""
 
   @property
   def protocol(self) -> str:
@@ -78,48 +78,50 @@ class TaskChoice(Choice):
 
 
 class ScheduleChoice(Choice):
-  """A schedule of the learning rate, in `optim.SCHEDULES`."""
+  """A learning-rate schedule in `optim.SCHEDULES`."""
 
   @property
   def warmup_steps(self) -> int:
-    """Steps of the warm-up; 0 for schedules without one."""
+    """Number of warm-up steps; 0 for schedules without a warm-up."""
     return int(self.options.get("warmup_steps", 0))
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFields:
-  """Section `config.model`: what defines a model besides the sizes of its task.
+  """Section `config.model`: all that defines a model, except task sizes.
 
   Attributes:
-    name: in `models.MODELS`.
-    d_model: width d.
+    name: name in `models.MODELS`.
+    d_model: width d, the hidden size.
     num_layers: number of layers of the encoder.
     patch_size: side of the patches that images are cut to; 0 for sequences.
     pool, pool_norm, head_dim, head_layers, head_activation, head_init_std,
-      head_dropout_rate, interaction: see `heads.ClassifierHead`; for
-      classification. The pool "cls" puts a token in front, and "distilled"
-      two, for segmentation too.
-    positions: "sinusoid", "sinusoid_2d", "learned" or "none".
+      head_dropout_rate, interaction: options of classifiers; see
+      `heads.ClassifierHead`. The pool "cls" prepends one token and "distilled"
+      two, also for segmentation.
+    positions: kind of positions, "sinusoid", "sinusoid_2d", "learned" or
+      "none".
     dropout_rate: dropout after the embedding.
-    dtype: "float32" or "bfloat16", the compute type; parameters are float32.
-    orthogonal_map: in `orthogonal.MAPS`: "cayley", "expm", "householder", or
-      "matrix", for which the optimiser keeps the matrices orthogonal.
-    memory: what the backward pass reads: "stored" activations; the
-      layers' inputs alone, "recomputed"; or for injective layers the encoder's
-      output alone, "reversible", whose memory does not grow with num_layers.
-      See `Encoder`.
-    coupled: True for layers of the block `coupled` around the mixer of the
-      name, which makes any mixer injective.
+    dtype: compute type, "float32" or "bfloat16"; parameters are float32.
+    orthogonal_map: name in `orthogonal.MAPS`: "cayley", "expm", "householder",
+      or "matrix", for which the optimiser keeps the matrices orthogonal.
+    memory: what is stored for the backward pass: "stored" keeps all
+      activations; "recomputed" keeps only the inputs of the layers;
+      "reversible", for injective layers, keeps only the output of the encoder,
+      so that memory does not grow with num_layers. See `Encoder`.
+    coupled: True to put the mixer of the name into layers of the block
+      `coupled`, which makes any mixer injective.
     mixer: options of the mixer.
-    mixer_defaults: values that a recipe has for every mixer: attributes of
-      `Attention`, such as num_heads and dropout_rate. They hold where the mixer
-      has the option, sets no default of its own, and `mixer` says nothing.
+    mixer_defaults: default values of a recipe for every mixer: attributes of
+      `Attention`, such as num_heads and dropout_rate. A value applies if the
+      mixer has the option, sets no default for it, and `mixer` does not set it.
     block: options of the block.
     embedding: `cutoffs`, `div_value`, `scale`, `init_std`, `norm_epsilon` of
       `Embedding`.
-    head: for a language model `tied` and `dropout_rate`, see `LanguageModel`;
-      for the decoder of a segmenter `num_layers` (2), `dropout_rate` (0.1, on
-      the branches) and `mixer_defaults` that differ from the encoder's.
+    head: options of the head. For a language model `tied` and `dropout_rate`,
+      see `LanguageModel`; for the decoder of a segmenter `num_layers` (2),
+      `dropout_rate` (0.1, on the branches) and `mixer_defaults` that differ
+      from the encoder's.
   """
 
   name: str
@@ -147,7 +149,7 @@ class ModelFields:
   head: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def as_dict(self) -> dict[str, Any]:
-    """Returns the section of a config, with all of its fields."""
+    """Returns the section of a config with all of its fields."""
     return plain(vars(self))
 
 
@@ -156,10 +158,17 @@ class RunConfig:
   """Everything that defines a run.
 
   `jaxformers.config.base` makes a config with these fields, and `from_dict`
-  reads it. `--help` shows the lines of help below.
+  reads it. `--help` shows the help texts below.
 
   Raises:
-    UserError: for a field of another type or out of its range.
+    UserError: for a value of another type, or out of its range.
+
+  Example:
+    >>> from jaxformers import config
+    >>> fields = config.load("lra/listops:size=tiny,model=s5")
+    >>> run_config = RunConfig.from_dict(fields)
+    >>> run_config.model.name, run_config.total_steps
+    ('s5', 1500)
   """
 
   # Start of the run, and the sections of its data, model and training.
@@ -170,12 +179,12 @@ class RunConfig:
     str, "modules of your own code to import first, separated by commas"
   ] = ""
   pretrained: Annotated[
-    str, "run, exported model or folder of Hugging Face to start from"
+    str, "run, exported model or Hugging Face folder to start from"
   ] = ""
   task: Annotated[TaskChoice, "name, protocol and options of the task"]
   model: Annotated[ModelFields, "name and options of jaxformers.models.build"]
   reference: Annotated[
-    ModelFields, "Transformer for the comparison of parameters"
+    ModelFields, "Transformer to compare numbers of parameters with"
   ]
   optimizer: Annotated[Choice, "name and options of the optimiser"]
   schedule: Annotated[ScheduleChoice, "name and options of the learning rate"]
@@ -184,20 +193,20 @@ class RunConfig:
     PositiveCount, "examples per step, over all devices"
   ] = 32
   accumulate: Annotated[
-    Count, "microbatches per batch, to save memory; 0: as many as are fastest"
+    Count, "parts per batch (gradient accumulation); 0: as many as are fastest"
   ] = 0
   label_smoothing: Annotated[
     Fraction, "share of the target spread over all classes"
   ] = 0.0
   margin_tokens: Annotated[
     Count,
-    "replaced tokens that the loss is robust to, by the certificate; 0: none",
+    "number of replaced tokens to certify a margin against; 0 turns it off",
   ] = 0
   margin_weight: Annotated[
-    Share, "share of that loss; the rest is without them"
+    Share, "weight of the certified loss; the rest is plain cross-entropy"
   ] = 1.0
   ema_decay: Annotated[
-    Fraction, "decay of the average of parameters that is scored; 0: none"
+    Fraction, "decay of the parameter average that is evaluated; 0: no average"
   ] = 0.0
   eval_batch_size: Annotated[PositiveCount, "examples per evaluation batch"] = (
     32
@@ -222,7 +231,7 @@ class RunConfig:
   # Devices, the folder of data, and further logs.
   parallel: Annotated[str, "jit over a mesh, or pmap"] = "jit"
   mesh: Annotated[
-    str, "devices by axis, data:2,sequence:4; empty: all for data"
+    str, "devices per axis, as data:2,sequence:4; empty: all for data"
   ] = ""
   data_dir: Annotated[
     str, "folder of data; empty: $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers"
@@ -231,6 +240,7 @@ class RunConfig:
   wandb: Annotated[bool, "also log to Weights & Biases"] = False
 
   def __post_init__(self) -> None:
+    # Check the types and ranges of all fields.
     ranges.check(RunConfig, vars(self), "config")
     for name, kind in SECTIONS.items():
       section = getattr(self, name)
@@ -246,19 +256,21 @@ class RunConfig:
 
   @classmethod
   def from_dict(cls, config: Mapping[str, Any]) -> Self:
-    """Returns the config of a file, a command or a `config.json`.
+    """Returns the typed config of a file, a command or a `config.json`.
 
     Args:
-      config: values of fields, and sections of fields, as `base` or `as_dict`
-        returns them. Fields that are left out have their defaults.
+      config: values and sections of fields, as `base` or `as_dict` returns
+        them. Missing fields have their defaults.
 
     Raises:
-      UserError: for an unknown field, or one of another type or out of its
-        range.
+      UserError: for an unknown field, or for a value of another type or out of
+        its range.
     """
     fields = complete(config)
+    # Check the names of the fields.
     for name in fields:
       choose("config field", name, FIELDS)
+    # Convert the sections.
     for name, kind in SECTIONS.items():
       ranges.Range(dict).check(f"config.{name}", fields[name])
       if kind is ModelFields:
@@ -268,7 +280,7 @@ class RunConfig:
     return cls(**fields)
 
   def without_defaults(self) -> dict[str, Any]:
-    """Returns `as_dict` without fields of models that have their default."""
+    """Returns `as_dict` without model fields that have their defaults."""
     fields = self.as_dict()
     defaults = ModelFields("", 0, 0).as_dict()
     for name in ("model", "reference"):
@@ -277,22 +289,22 @@ class RunConfig:
 
   @property
   def logs(self) -> tuple[str, ...]:
-    """Those of `LOGS` that are turned on."""
+    """Names in `LOGS` that are turned on."""
     return tuple(name for name in LOGS if getattr(self, name))
 
   @property
   def task_options(self) -> dict[str, Any]:
-    """Options of the task, the folder of data among them, for `tasks.get`."""
+    """Options of the task, including the data folder, for `tasks.get`."""
     return {"data_dir": self.data_dir, **self.task.options}
 
   def as_dict(self) -> dict[str, Any]:
-    """Returns the config as JSON has it, with all of its fields."""
+    """Returns the config as plain JSON, with all of its fields."""
     fields = dict(vars(self))
     return plain(fields | {name: fields[name].as_dict() for name in SECTIONS})
 
 
 class _Schedule(TypedDict, total=False):
-  """Options of schedules that a run reads."""
+  """Options of schedules that a run itself reads."""
 
   warmup_steps: Count
 
@@ -304,7 +316,7 @@ SECTIONS: Mapping[str, Any] = {
   "optimizer": Choice,
   "schedule": ScheduleChoice,
 }
-# Sections of a config that does not list them.
+# Values of sections that a config does not list.
 DEFAULT_SECTIONS: Mapping[str, Any] = {
   "task": {},
   "model": {},
@@ -312,7 +324,7 @@ DEFAULT_SECTIONS: Mapping[str, Any] = {
   "optimizer": {"name": "adam"},
   "schedule": {"name": "constant", "learning_rate": 1e-3},
 }
-# Lines of help by field.
+# Help texts by field.
 FIELDS = {
   name: next(text for text in hint.__metadata__ if isinstance(text, str))
   for name, hint in get_type_hints(RunConfig, include_extras=True).items()
@@ -320,7 +332,7 @@ FIELDS = {
 
 
 def base(**fields: Any) -> ConfigDict:
-  """Returns a config of the `FIELDS` of every run, with the given values.
+  """Returns a config of all `FIELDS`, with the given values set.
 
   Raises:
     UserError: for an unknown field.
@@ -335,7 +347,7 @@ def base(**fields: Any) -> ConfigDict:
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a plain config with defaults for fields that it does not have.
+  """Returns a plain config with defaults for the fields that are missing.
 
   A section of the config replaces the whole default of that section.
   """
@@ -343,14 +355,14 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """Returns a line "key: old -> new" for each field in which configs differ.
+  """Returns a line "key: old -> new" for each field that differs.
 
   `RESUMABLE_FIELDS` are not compared.
 
   Args:
-    old, new: configs as JSON has them.
+    old, new: configs as plain JSON.
   """
-  # An empty section is as one that is left out.
+  # An empty section counts as a missing one.
   before, after = (
     {key: value for key, value in flatten(c).items() if value != {}}
     for c in (old, new)

@@ -1,4 +1,4 @@
-"""Language models: decoders of the Transformer's form, of any mixer."""
+"""Language models: decoders in the form of a Transformer, with any mixer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxformers.recipes import shared
 
 
 def task(**fields: Any) -> dict[str, Any]:
-  """Returns the fields of a task of text, for `base`.
+  """Returns the section `task` of a language model, for `base`.
 
   Args:
     **fields: `tokens`, `vocab_size` and `max_len`.
@@ -28,14 +28,16 @@ def model_fields(
 ) -> dict[str, Any]:
   """Returns a decoder-only model with dropout 0.1, and its reference.
 
-  The softmax shares the embedding, of deviation d^-1/2 and multiplied by
-  sqrt(d) where it is read ("Attention is all you need", section 3.4). Vectors
-  of deviation 0.02 cannot be told apart when sinusoids of amplitude 1 are added
-  to them: such a model stays at the frequencies of single tokens.
+  The softmax shares the embedding, which has a standard deviation of d^-1/2 and
+  is multiplied by sqrt(d) where tokens are read ("Attention is all you need",
+  section 3.4). With a deviation of 0.02, tokens could not be distinguished once
+  sinusoids of amplitude 1 are added to them: such a model stays at the
+  frequencies of single tokens.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
+  # Tie the softmax to the embedding.
   common = {
     "d_model": d_model,
     "num_layers": num_layers,
@@ -45,7 +47,7 @@ def model_fields(
     "embedding": {"scale": d_model**0.5, "init_std": d_model**-0.5},
     "head": {"tied": True},
   }
-  # The reference is the Transformer at the sizes of the model.
+  # The reference is a Transformer with the sizes of the model.
   return {
     field: shared.transformer(model, common, num_heads, mlp_dim)
     for field, model in (("model", name), ("reference", "transformer"))

@@ -1,4 +1,4 @@
-"""Long Range Arena: sizes and training of TransJect, Skyformer and LRA."""
+"""Long Range Arena: the sizes and training of TransJect, Skyformer and LRA."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jaxformers.recipes.matched import Inputs
 from jaxformers.recipes.traits import find_traits
 
 SIZES = ("paper", "matched", "tiny", "published")
-# How each protocol pools tokens, unless the task says otherwise: "jaxformers"
-# pools as TransJect's paper does, and the others as their code bases do.
-# "paper" is Skyformer's, with TransJect's own pooling for TransJect.
+# Pooling of each protocol, unless the task sets another: "jaxformers" pools as
+# TransJect's paper does, and the others as their code bases do. "paper" pools
+# as Skyformer does, except for TransJect, which keeps its own pooling.
 POOLS = {
   "jaxformers": "max",
   "lra": "cls",
@@ -33,12 +33,12 @@ class Shape(NamedTuple):
 
   Attributes:
     d_model: width of the embedding.
-    num_heads: attention heads of a layer.
-    num_layers: layers.
-    qkv_dim: channels of all heads.
-    mlp_dim: hidden units of the feed-forward and of the head.
-    dropout_rate: dropout of embedding and branches.
-    pool: pooling of the tokens; "" for the task's.
+    num_heads: number of attention heads in a layer.
+    num_layers: number of layers.
+    qkv_dim: number of channels of all heads together.
+    mlp_dim: number of hidden units in the feed-forward and in the head.
+    dropout_rate: dropout of the embedding and of the branches.
+    pool: pooling of the tokens; "" for the pooling of the task.
   """
 
   d_model: int
@@ -51,17 +51,19 @@ class Shape(NamedTuple):
 
 
 class Original(NamedTuple):
-  """A task in LRA's own code: its sizes and its training.
+  """Sizes and training of a task in LRA's own code.
 
   Source: lra_benchmarks/*/configs of google-research/long-range-arena, commit
   cd31e5c.
 
   Attributes:
-    shapes: shapes by model; that of the Transformer holds for all others.
+    shapes: shapes by model; the Transformer's shape holds for all models that
+      are not listed.
     fields: fields of the run, for `base`.
     attention_dropout: dropout of attention weights.
     positions: kind of positions.
-    block_size: tokens of a block of local, sparse and Sinkhorn attention.
+    block_size: number of tokens in a block of local, sparse and Sinkhorn
+      attention.
   """
 
   shapes: Mapping[str, Shape]
@@ -71,7 +73,7 @@ class Original(NamedTuple):
   block_size: int = 50
 
 
-# Options of LRA's mixers that differ from ours.
+# Options of LRA's mixers that differ from our defaults.
 LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
   "sparse": {"num_summary": 10},
   "longformer": {"window": 512, "num_global": 0},
@@ -82,12 +84,12 @@ LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
 
 
 def parse_arguments(arg: str | None) -> ConfigDict:
-  """Returns model, size, protocol, objective and seed; and `tiny`.
+  """Parses the arguments model, size, protocol, objective and seed.
 
-  `tiny` is True at size=tiny.
+  The result also has `tiny`, which is True at size=tiny.
 
   Raises:
-    UserError: for an unknown argument, or another size than `SIZES`.
+    UserError: for an unknown argument, or for a size that is not in `SIZES`.
   """
   args = parse_arg(
     arg,
@@ -121,24 +123,26 @@ def make_config(
 
   Args:
     args: result of `parse_arguments`.
-    task: fields of the task; the protocol is added.
-    length: tokens of an example in Skyformer's code, a power of two.
+    task: fields of the task, without the protocol.
+    length: number of tokens in an example of Skyformer's code, a power of two.
     matched_widths: width of TransJect at size=matched, by protocol.
-    inputs: sizes of the task by protocol, where they differ from those of
-      "jaxformers"; the widths of recurrences at size=matched follow from them.
+    inputs: sizes of the task, by protocol; "jaxformers" holds for the protocols
+      that are not listed. The widths of recurrences at size=matched follow
+      from them.
     original: sizes and training under protocol=lra.
     learning_rate: peak learning rate at size=paper.
-    warmup_steps: steps until the peak at size=paper.
+    warmup_steps: number of steps up to the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
-    eval_examples: examples that choose the checkpoint in Skyformer's code,
-      where it does not score all; under "skyformer" and "paper".
-    pools: pooling by protocol; that of "jaxformers" is TransJect's own.
+    eval_examples: number of examples that choose the checkpoint in Skyformer's
+      code, if it does not score all; for "skyformer" and "paper".
+    pools: pooling, by protocol; "jaxformers" has TransJect's own pooling.
     heads: further fields of the head, by protocol.
     **fields: other fields of the run, for `base`.
 
   Raises:
     UserError: for an unknown protocol.
   """
+  # Find the sizes and the training of the protocol.
   protocol = choose("protocol", args.protocol, pools)
   is_original = protocol == "lra" and not args.tiny
   head = heads[protocol] if heads else {}
@@ -160,13 +164,14 @@ def make_config(
     ),
     **training | (dict(original.fields) if is_original else {}),
   )
+  # Replace the training by a published one, and adjust the protocol.
   if args.size == "published":
     config.update(published_training(args.model, task["name"]))
   if protocol == "paper":
     shared.use_papers_options(config)
   if protocol in ("skyformer", "paper"):
     config.eval_examples = eval_examples
-  # Replace the schedule by that of size=tiny.
+  # Replace the schedule by the one of size=tiny.
   if args.tiny:
     config.update(shared.tiny_fields(args.model, **tiny))
   return config
@@ -194,41 +199,42 @@ def model_fields(
 ) -> dict[str, Any]:
   """Returns a model at the sizes of TransJect's LRA table, and its reference.
 
-  TransJect has L = 2, E = 4, d = 512. All others have the sizes of Skyformer's
-  comparison, from which the paper takes their numbers: also two layers, but
-  d = 64, two heads, 128 hidden units and mean pooling, a fifteenth of the
-  parameters. Under "lra" they have LRA's sizes. Results are compared with the
-  parameters of the Transformer.
+  TransJect has L = 2, E = 4 and d = 512. All other models have the sizes of
+  Skyformer's comparison, from which the paper takes their scores: two layers as
+  well, but d = 64, two heads, 128 hidden units and mean pooling, a fifteenth of
+  the parameters. Under "lra" they have the sizes of LRA. The reference is the
+  Transformer, whose number of parameters is compared with the model's.
 
   Args:
     name: name of the model.
-    pools: pooling by protocol; under "jaxformers" it is TransJect's on the
-      task, also under "paper", and models in the Transformer's form pool the
-      mean.
+    pools: pooling, by protocol. TransJect uses the pooling of "jaxformers" also
+      under "paper". Models in the form of a Transformer use the mean under
+      "jaxformers".
     protocol: key of `pools`.
-    size: "paper"; "matched", TransJect and recurrences with at most the
-      Transformer's parameters; "tiny", TransJect with d = 32 and E = 2; or for
-      recurrences and the Transformer "published", see `recurrences` and
-      `pretraining`. Other models have one size.
+    size: "paper"; "matched" for TransJect and recurrences with at most the
+      Transformer's parameters; "tiny" for TransJect with d = 32 and E = 2; or
+      for recurrences and the Transformer "published", see `recurrences` and
+      `pretraining`. Other models have only one size.
     matched: width of TransJect at size "matched", by protocol.
     inputs: sizes of the task, for recurrences at size "matched".
-    length: tokens of an example in Skyformer's code, a power of two; 0 for
-      mixers with their own defaults.
-    original: LRA's sizes, or None for Skyformer's.
+    length: number of tokens in an example of Skyformer's code, a power of two;
+      0 for mixers with their own defaults.
+    original: sizes of LRA; None for Skyformer's sizes.
     task: name of the task, for recurrences.
-    **head: further fields of the head, for both.
+    **head: further fields of the head, for the model and its reference.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
   tiny = shared.is_tiny(size, SIZES)
+  # Check the size, and find the pooling.
   if size == "published":
     _check_published(name)
   pool = pools[choose("protocol", protocol, pools)]
-  # S4 has no hidden layer between the pooled tokens and the logits.
+  # S4 has no hidden layer between pooled tokens and logits.
   width = 0 if protocol == "s4" else 128
   head = {"pool_norm": "", "head_dim": width} | head
-  # TransJect and the others differ in width, positions, dropout and pooling.
+  # TransJect differs from the others in width, positions, dropout and pooling.
   common = {"num_layers": 2, **shared.COMMON, **head}
   widths = {"paper": 512, "matched": matched[protocol], "tiny": 32}
   transject = shared.transject(
@@ -243,19 +249,22 @@ def model_fields(
 
   def make_transformer(name: str) -> dict[str, Any]:
     traits = find_traits(name)
+    # Layers with bounds have the sizes of `shared.certified`.
     if traits.is_bounded:
       return shared.certified(name, common | {"pool": transject["pool"]})
     is_mean = protocol == "jaxformers"
+    # Recurrences have the width of the size.
     if traits.recurrence:
       width = recurrences.WIDTH
       if size == "matched":
         reference = make_transformer("transformer")
         sizes = common | {"pool": pool}
         width = recurrences.matched_width(name, sizes, reference, inputs)
-      # A class token in front of a causal mixer would read nothing.
+      # A class token at the front of a causal mixer would see no other token.
       is_mean = is_mean or pool == "cls"
       fields = common | {"pool": "mean" if is_mean else pool}
       return recurrences.model_fields(name, size, task, width, fields)
+    # All other models have the sizes of LRA or of Skyformer.
     if original is not None:
       return original_fields(name, original, pool, head)
     mean_or_pool = "mean" if is_mean else pool
@@ -268,12 +277,12 @@ def model_fields(
 
 
 def _check_published(name: str) -> None:
-  """Raises UserError for a model whose paper has no sizes for these tasks."""
+  """Raises UserError for a model without published sizes for these tasks."""
   published = (*recurrences.PUBLISHED, "transformer")
   if name not in published:
     raise UserError(
-      f"size=published is for {', '.join(published)}, and {name} has the sizes "
-      "of the protocol: choose size=paper."
+      f"size=published is for {', '.join(published)}, not for {name}: "
+      "choose size=paper."
     )
 
 
@@ -286,7 +295,7 @@ def skyformer_fields(
     name: name of the model.
     common: fields that all models have.
     pool: pooling of the tokens.
-    length: tokens of an example with its padding, a power of two; 0 for mixers
+    length: number of tokens in a padded example, a power of two; 0 for mixers
       with their own defaults.
   """
   sizes = {"d_model": 64, "positions": "learned", "dropout_rate": 0.1}
@@ -300,13 +309,13 @@ def skyformer_fields(
 def skyformer_options(name: str, length: int) -> dict[str, Any]:
   """Returns the options of a mixer that follow from the length.
 
-  Skyformer's code gives Informer u = f ceil(ln n) queries and sampled keys,
-  with f = ceil(128 / ln n), and Reformer two buckets for each of its chunks of
-  64 tokens.
+  In Skyformer's code, Informer has u = f ceil(ln n) queries and sampled keys,
+  with f = ceil(128 / ln n), and Reformer has two buckets for each of its chunks
+  of 64 tokens.
 
   Args:
     name: name of the model.
-    length: tokens of an example with its padding, a power of two.
+    length: number of tokens in a padded example, a power of two.
   """
   if name == "informer":
     factor = math.ceil(128 / math.log(length))
@@ -322,15 +331,16 @@ def original_fields(
 ) -> dict[str, Any]:
   """Returns an encoder at the sizes of LRA's own configs.
 
-  Differs from LRA: the best checkpoint on the validation split is scored, where
+  Differs from LRA: the best checkpoint on the validation split is scored, while
   LRA scores the last one.
 
   Args:
     name: name of the model.
     original: sizes of the task.
     pool: pooling of the task.
-    head: fields of the head that the task has otherwise.
+    head: fields of the head that the task sets.
   """
+  # Take the shape of the model, or the Transformer's.
   shape = original.shapes.get(name, original.shapes["transformer"])
   sizes = {
     "num_layers": shape.num_layers,
@@ -344,7 +354,8 @@ def original_fields(
     **head,
   }
   model = shared.transformer(name, sizes, shape.num_heads, shape.mlp_dim)
-  # Rotations are square: the heads of this baseline keep all channels.
+  # Orthogonal matrices are square: the heads of this baseline keep all
+  # channels.
   channels = (
     shape.d_model if name == "transformer_orthogonal" else shape.qkv_dim
   )
@@ -354,6 +365,7 @@ def original_fields(
     "dropout_rate": original.attention_dropout,
   }
   model["block"]["dropout_rate"] = shape.dropout_rate
+  # Set the options of the mixer.
   mixer = dict(LRA_MIXERS.get(name, {}))
   if name in ("local", "sinkhorn", "sparse"):
     mixer["block_size"] = original.block_size
@@ -374,19 +386,19 @@ def original_schedule(
   """Returns the training of LRA's own code: Adam with decoupled decay.
 
   Args:
-    name: schedule: "rsqrt" for texts, "cosine" for images.
+    name: name of the schedule: "rsqrt" for texts, "cosine" for images.
     learning_rate: `base_learning_rate` of LRA's config.
-    warmup_steps: steps of the linear warm-up.
-    total_steps: length of the run.
-    weight_decay: decay, times the learning rate.
-    clip_norm: largest norm of the gradient; 0 for any.
+    warmup_steps: number of steps of the linear warm-up.
+    total_steps: number of steps of the run.
+    weight_decay: weight decay, which is multiplied by the learning rate.
+    clip_norm: greatest norm of the gradient; 0 for no clipping.
     **fields: `batch_size` and other fields.
 
   Returns:
     Fields for `base`.
   """
   if warmup_steps > total_steps:
-    # The run ends in its warm-up: the same rates, as far as they go.
+    # The run ends during its warm-up: keep the learning rates of these steps.
     learning_rate *= total_steps / warmup_steps / warmup_steps**0.5
     name, warmup_steps = "constant", total_steps
   adam = {**shared.VASWANI_ADAM, "weight_decay": weight_decay}
@@ -408,11 +420,11 @@ def original_schedule(
 def skyformer_schedule(
   learning_rate: float, warmup_steps: int
 ) -> dict[str, Any]:
-  """Returns the training of Skyformer's code, as TransJect's LRA runs have it.
+  """Returns the training of Skyformer's code, which TransJect's LRA runs use.
 
-  Adam under PyTorch's OneCycleLR, whose default also cycles the first beta;
-  gradients clipped entry by entry at 1; 50,000 steps. Differs from it: float32
-  throughout, where they have half precision on linear layers.
+  Adam under PyTorch's OneCycleLR, which also cycles the first beta by default;
+  gradients clipped entry by entry at 1; 50,000 steps. Differs from that code:
+  float32 throughout, where Skyformer has half precision in linear layers.
 
   Returns:
     Fields for `base`.

@@ -1,7 +1,7 @@
-"""Widths at size=matched: what the Transformer's parameters allow.
+"""Widths at size=matched: the greatest within the Transformer's parameters.
 
 Parameters are counted in closed form, because tracing a model takes 0.3 s for
-each width. That of a model's layers stands where the model is registered.
+each width. A model's registration holds the formula of its layers.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 
 from jaxformers.foundations.errors import UserError
 
-# Widths that are tried: even, for mixers of two heads.
+# Widths to try: even, because some mixers have two heads.
 WIDTHS = range(2, 2**16, 2)
-# Channels of each interaction, in multiples of a pooled vector's.
+# Channels of each interaction, in multiples of a pooled vector.
 INTERACTIONS = {"": 1, "concat": 2, "symmetric": 2, "nli": 4}
 
 
 class Inputs(NamedTuple):
-  """Sizes of a task on which numbers of parameters depend.
+  """Sizes of a task on which the number of parameters depends.
 
   Attributes:
-    vocab_size: number of ids; 0 for real numbers.
+    vocab_size: number of ids; 0 for inputs of real numbers.
     max_len: greatest number of tokens.
     num_classes: number of classes.
   """
@@ -33,16 +33,19 @@ class Inputs(NamedTuple):
 
 
 def count_outside(model: Mapping[str, Any], inputs: Inputs, width: int) -> int:
-  """Returns the number of parameters of embedding, without positions, and head.
+  """Returns the number of parameters of the embedding and of the head.
+
+  Positions are not counted here.
 
   Args:
-    model: fields of the model, of which pool and head count.
+    model: fields of the model, including its pool and head.
     inputs: sizes of the task.
-    width: channels of a token.
+    width: number of channels of a token.
   """
-  # Real numbers enter by one row of a kernel, and a bias. A class token is one
-  # vector more.
+  # Real numbers are embedded by one row of a kernel and a bias. A class token
+  # adds one vector.
   count = width * ((inputs.vocab_size or 2) + int(model["pool"] == "cls"))
+  # Count the hidden layers of the head, then its output.
   width *= INTERACTIONS[model.get("interaction", "")]
   num_hidden = model.get("head_layers", 1) if model["head_dim"] else 0
   # Each hidden layer of the head is half as wide as the one before.
@@ -57,18 +60,20 @@ def count_transformer(model: Mapping[str, Any], inputs: Inputs) -> int:
   """Returns the number of parameters of a Transformer.
 
   Args:
-    model: its fields, as `shared.transformer` returns them.
+    model: fields of the model, as `shared.transformer` returns them.
     inputs: sizes of the task.
   """
+  # Read the sizes.
   d, mlp_dim = model["d_model"], model["block"]["mlp_dim"]
   options = model["mixer_defaults"]
   num_heads = options["num_heads"]
   channels = num_heads * options.get("head_size", d // num_heads)
-  # Queries, keys, values and the projection back; then the feed-forward.
+  # Count queries, keys, values, the projection back, and the feed-forward.
   layer = 4 * d * channels + 2 * d * mlp_dim + mlp_dim + d
   if options.get("use_bias", True):
     layer += 3 * channels + d
   layer += 4 * d  # Two norms.
+  # Add embedding, head, positions and the last norm.
   count = count_outside(model, inputs, d) + model["num_layers"] * layer
   if model["positions"] == "learned":
     count += (inputs.max_len + int(model["pool"] == "cls")) * d
@@ -79,16 +84,18 @@ def find_width(count: Callable[[int], int], limit: int) -> int:
   """Returns the greatest even width with at most `limit` parameters.
 
   Args:
-    count: number of parameters of a width, which grows with it.
+    count: function of a width that returns its number of parameters, which
+      grows with the width.
     limit: greatest number of parameters.
 
   Raises:
-    UserError: if two channels have more parameters.
+    UserError: if a width of two channels has more parameters than the limit.
   """
+  # Search the widths, whose counts ascend.
   index = bisect.bisect_right(WIDTHS, limit, key=count)
   if not index:
     raise UserError(
       f"size=matched: a width of {WIDTHS[0]} has {count(WIDTHS[0]):,} "
-      f"parameters, and the Transformer {limit:,}: choose another size."
+      f"parameters, more than the Transformer's {limit:,}: choose another size."
     )
   return WIDTHS[index - 1]

@@ -1,4 +1,4 @@
-"""Pre-training on a task's own inputs, and sizes of models that begin so.
+"""Pre-training on the inputs of a task, and published sizes for it.
 
 Source: Amos et al. 2024 ("Never Train from Scratch"),
 https://arxiv.org/abs/2310.02980; `configs/experiment/lra` of its code.
@@ -14,8 +14,8 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.recipes import shared
 
-# Share of the tokens that are masked, by task (appendix of the paper; of word
-# pieces Devlin et al. 2019).
+# Share of the tokens that are masked, by task: from the appendix of the paper,
+# and for word pieces from Devlin et al. 2019.
 MASK_RATES = {
   "listops": 0.1,
   "text": 0.15,
@@ -26,9 +26,9 @@ MASK_RATES = {
   "pathfinder": 0.5,
   "pathx": 0.5,
 }
-# Tasks whose pixels are predicted in 256 classes, not as values.
+# Tasks whose pixels are predicted as 256 classes, not as real values.
 AS_CLASSES = ("pathfinder", "pathx")
-# What classifiers alone have, at the defaults of `ModelConfig`.
+# Fields that only classifiers use, at the defaults of `ModelConfig`.
 NO_HEAD = {
   "pool_norm": "",
   "head_dim": 0,
@@ -44,9 +44,10 @@ class Published(NamedTuple):
 
   Attributes:
     num_layers, d_model, num_heads, mlp_dim: sizes of the encoder.
-    learning_rate: rate of fine-tuning, and from scratch.
-    masked_rate, causal_rate: rates of pre-training by objective.
-    batch_size: examples of a step; 0 for the config's.
+    learning_rate: learning rate of fine-tuning, and of training from scratch.
+    masked_rate, causal_rate: learning rates of pre-training, by objective.
+    batch_size: number of examples in a step; 0 for the batch size of the
+      config.
   """
 
   num_layers: int
@@ -59,8 +60,8 @@ class Published(NamedTuple):
   batch_size: int = 32
 
 
-# `transformer-lra-*-mlm.yaml` and the paper's appendix. The paper's Path-X has
-# attention in blocks.
+# Source: `transformer-lra-*-mlm.yaml` and the paper's appendix. Path-X is
+# missing, because the paper's model for it has attention in blocks.
 PUBLISHED = {
   "listops": Published(6, 512, 8, 2_048, 1e-4, 1e-3, 5e-4),
   "text": Published(6, 512, 8, 2_048, 5e-4, 5e-4, 1e-3),
@@ -75,12 +76,13 @@ def published_model(task: str, shared_fields: dict[str, Any]) -> dict[str, Any]:
 
   Args:
     task: key of `PUBLISHED`.
-    shared_fields: fields outside mixer and block.
+    shared_fields: fields of the model outside mixer and block.
 
   Raises:
-    UserError: for a task that the paper has no such model for.
+    UserError: for a task without such a model in the paper.
   """
   sizes = PUBLISHED[choose("task with size=published", task, PUBLISHED)]
+  # Take the sizes of the paper, without absolute positions.
   model = shared.transformer(
     "transformer",
     {**shared_fields, "positions": "none", "dropout_rate": 0.0},
@@ -88,6 +90,7 @@ def published_model(task: str, shared_fields: dict[str, Any]) -> dict[str, Any]:
     sizes.mlp_dim,
   )
   model.update(d_model=sizes.d_model, num_layers=sizes.num_layers)
+  # Pool the mean, use rotary positions, and leave out dropout.
   model.update(pool="mean", head_dim=0)
   model["mixer"] = {"rotary": True}
   model["mixer_defaults"]["dropout_rate"] = 0.0
@@ -98,11 +101,13 @@ def published_model(task: str, shared_fields: dict[str, Any]) -> dict[str, Any]:
 def published_training(task: str) -> dict[str, Any]:
   """Returns the training of the paper, as fields for `base`.
 
-  A constant rate after a warm-up, of 2,000 to 5,000 steps there. Differs from
-  it: the number of steps is the config's, where the paper has up to 200 epochs
-  in each phase; and there is no weight decay, which it does not tell.
+  The learning rate is constant after a warm-up, which has 2,000 to 5,000 steps
+  in the paper. Differs from the paper: the config sets the number of steps,
+  where the paper has up to 200 epochs in each phase; and there is no weight
+  decay, which the paper does not state.
   """
   sizes = PUBLISHED[task]
+  # Adam with the usual second beta and epsilon, and a constant rate.
   fields: dict[str, Any] = {
     "optimizer": {**shared.VASWANI_ADAM, "b2": 0.999, "eps": 1e-8},
     "schedule": {
@@ -117,19 +122,20 @@ def published_training(task: str) -> dict[str, Any]:
 
 
 def pretraining(config: ConfigDict, args: ConfigDict) -> ConfigDict:
-  """Returns a config of classification as one of pre-training.
+  """Turns a config of classification into one of pre-training.
 
-  The encoder, the batches and the schedule stay; at size=published the
-  Transformer has its own rate.
+  The encoder, the batches and the schedule stay. Only the Transformer at
+  size=published gets its own learning rate.
 
   Args:
-    config: config of a task of Long Range Arena, or of short text; it is
+    config: config of a task of Long Range Arena or of short text; it is
       changed.
-    args: arguments of the config: `objective` is "masked", "causal", or "" to
+    args: arguments of the config. `objective` is "masked", "causal", or "" to
       leave the config as it is.
 
   Raises:
-    UserError: for another objective, or one that the protocol cannot have.
+    UserError: for an unknown objective, or for one that the protocol does not
+      allow.
   """
   objective = args.objective
   if not objective:
@@ -137,11 +143,13 @@ def pretraining(config: ConfigDict, args: ConfigDict) -> ConfigDict:
   if objective not in ("masked", "causal"):
     raise UserError(
       f"The config argument objective={objective!r} is unknown: choose masked "
-      "or causal, or leave it out."
+      "or causal, or remove it."
     )
+  # Set the objective, and the share of masked tokens.
   config.task.objective = objective
   if objective == "masked":
     config.task.mask_rate = MASK_RATES[config.task.name]
+  # Pixels of protocol=s4 are real numbers: choose what to predict.
   is_real = config.task.protocol == "s4" and config.task.name in (
     "image",
     *AS_CLASSES,
@@ -149,11 +157,13 @@ def pretraining(config: ConfigDict, args: ConfigDict) -> ConfigDict:
   if is_real:
     as_classes = config.task.name in AS_CLASSES
     config.task.targets = "classes" if as_classes else "values"
+  # Remove the head of classification from both models.
   for section in (config.model, config.reference):
     section.update({k: v for k, v in NO_HEAD.items() if k in section})
-    # A class token stays, of which the encoder has a parameter.
+    # A class token stays, because the encoder has a parameter for it.
     if section.pool != "cls" or objective == "causal":
       section.pool = "mean"
+  # Use the published learning rate of the objective.
   if args.size == "published" and args.model == "transformer":
     sizes = PUBLISHED[config.task.name]
     rate = getattr(sizes, f"{objective}_rate")

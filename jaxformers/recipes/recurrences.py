@@ -11,8 +11,9 @@ from jaxformers.foundations.registry import choose
 from jaxformers.recipes import matched, shared
 from jaxformers.recipes.traits import find_traits
 
-WIDTH = 64  # Channels, where the size of a config does not say otherwise.
-# Examples of the training split, for lengths that papers give in epochs.
+# Number of channels, if the size of a config does not set another.
+WIDTH = 64
+# Number of training examples, for papers that give the length in epochs.
 NUM_TRAIN = {
   "listops": 96_000,
   "text": 25_000,
@@ -24,20 +25,21 @@ NUM_TRAIN = {
 
 
 class Published(NamedTuple):
-  """Sizes and training of a model on a task, in the model's own paper.
+  """Sizes and training of a model on a task, from the model's own paper.
 
   Attributes:
-    d_model: width.
-    num_layers: layers.
+    d_model: width d.
+    num_layers: number of layers.
     dropout_rate: dropout inside and after the mixer.
-    mixer, block: options of both.
-    batch_size: examples of a step.
-    total_steps, warmup_steps: length of the run and of the linear warm-up.
-    learning_rate: peak.
-    weight_decay: decay, times the learning rate.
-    groups: `config.optimizer.groups`.
+    mixer, block: options of the mixer and of the block.
+    batch_size: number of examples in a step.
+    total_steps, warmup_steps: number of steps of the run, and of its linear
+      warm-up.
+    learning_rate: peak learning rate.
+    weight_decay: weight decay, which is multiplied by the learning rate.
+    groups: value of `config.optimizer.groups`.
     schedule: name of the schedule.
-    adam: options of Adam that differ from those of most papers.
+    adam: options of Adam that differ from most papers.
   """
 
   d_model: int
@@ -55,8 +57,8 @@ class Published(NamedTuple):
   adam: Mapping[str, Any] = {}
 
 
-# Groups of S5's `opt_config`, given the ratio of both learning rates: which
-# factor B has, and whether weight decay shrinks it.
+# Groups of S5's `opt_config`: True if B has the lower learning rate of the
+# state-space parameters, and True if weight decay shrinks B.
 S5_GROUPS = {
   "standard": (True, False),
   "BandCdecay": (True, True),
@@ -68,19 +70,21 @@ S5_GROUPS = {
 def s5_groups(
   name: str, ratio: float, *, share_step: bool = False
 ) -> dict[str, dict[str, Any]]:
-  """Returns the groups of an `opt_config` of S5's code.
+  """Returns the parameter groups of an `opt_config` of S5's code.
 
-  Source: `create_train_state` of lindermanlab/S5, commit 3c18fdb. A shared step
-  has the global rate and decays there, and here.
+  A shared step has the global learning rate and decays, as in that code.
+
+  Source: `create_train_state` of lindermanlab/S5, commit 3c18fdb.
 
   Args:
-    name: in `S5_GROUPS`.
-    ratio: global learning rate over that of the state-space parameters.
-    share_step: True for one step of all states.
+    name: name in `S5_GROUPS`.
+    ratio: global learning rate over the one of the state-space parameters.
+    share_step: True if all states share one step.
 
   Raises:
     UserError: for an unknown name.
   """
+  # State-space parameters have the global learning rate divided by `ratio`.
   is_slow, decays = S5_GROUPS[choose("opt_config", name, S5_GROUPS)]
   slow = 1 / ratio
   groups: dict[str, dict[str, Any]] = {
@@ -88,8 +92,10 @@ def s5_groups(
     "input": {"factor": slow if is_slow else 1.0, "decay": decays},
     "step": {"factor": slow},
   }
+  # A shared step is trained like all other parameters.
   if share_step:
     groups["step"] = {"factor": 1.0, "decay": True}
+  # This option slows C down as well.
   if name == "noBCdecay":
     groups["output"] = {"factor": slow, "decay": False}
   return groups
@@ -106,21 +112,24 @@ def _s5(
   warmup_epochs: int = 1,
   **mixer: Any,
 ) -> Published:
-  """A line of S5's `bin/run_experiments/run_lra_*.sh`, commit 3c18fdb.
+  """Returns a line of S5's `bin/run_experiments/run_lra_*.sh`, commit 3c18fdb.
 
   Args:
     task: name of the task.
-    sizes: width, states, blocks and epochs.
-    rates: dropout, weight decay, learning rate of state-space parameters, and
-      the ratio of the global rate to it.
+    sizes: width, number of states, number of blocks and number of epochs.
+    rates: dropout, weight decay, learning rate of the state-space parameters,
+      and the global learning rate over that one.
     groups: name of the `opt_config`.
     num_layers, batch_size, warmup_epochs: other sizes.
     **mixer: options of the mixer.
   """
+  # Convert epochs to steps.
   d_model, states, blocks, epochs = sizes
   dropout_rate, weight_decay, rate, ratio = rates
   epoch = NUM_TRAIN[task] // batch_size
   share = bool(mixer.get("share_step"))
+  # The global learning rate is the rate of the state-space parameters times
+  # the ratio.
   return Published(
     d_model,
     num_layers,
@@ -136,6 +145,7 @@ def _s5(
   )
 
 
+# S5 on every task.
 _S5 = {
   "listops": _s5(
     "listops",
@@ -202,12 +212,14 @@ def _s4d(
   num_ssm: int = 1,
   **mixer: Any,
 ) -> Published:
-  """A file of S4's `configs/experiment/lra`, commit e757cef.
+  """Returns a file of S4's `configs/experiment/lra`, commit e757cef.
 
-  A and B have the rate 1e-3 and no decay. So has the step, and C the rate,
-  where the file gives one rate for all (64 states); else the step has the rate
-  of the rest.
+  A and B have the learning rate 1e-3 and no weight decay. In files with one
+  learning rate for all of them (64 states), the step has both as well, and C
+  has the learning rate. In the other files the step has the rate of all other
+  parameters.
   """
+  # Give A, B and the step their learning rates, and C where the file does.
   slow = {"factor": 1e-3 / rate, "decay": False}
   groups: dict[str, dict[str, Any]] = {
     "eigenvalues": slow,
@@ -216,6 +228,7 @@ def _s4d(
   }
   if states == 64:
     groups |= {"step": slow, "output": {"factor": 1e-3 / rate}}
+  # The warm-up takes a tenth of the steps, and weight decay is 0.05.
   return Published(
     d_model,
     6,
@@ -231,6 +244,7 @@ def _s4d(
   )
 
 
+# S4D on every task.
 _S4D = {
   "listops": _s4d(256, 4, 32, 0.01, 120_000, norm_first=False),
   "text": _s4d(256, 4, 16, 0.01, 50_000),
@@ -254,12 +268,13 @@ def _lru(
   causal: bool = True,
   **mixer: Any,
 ) -> Published:
-  """A row of table 9 of Orvieto et al. 2023.
+  """Returns a row of table 9 of Orvieto et al. 2023.
 
-  The paper chose the rate from a grid, and names it for Image alone, 4e-3; the
-  others have 1e-3, the default of minimal-LRU. Its Image is in colour, the one
-  of Long Range Arena is grey.
+  The paper chose the learning rate from a grid and states it only for Image,
+  4e-3. The other tasks have 1e-3, the default of minimal-LRU. The paper's Image
+  is in colour, and the one of Long Range Arena is grey.
   """
+  # The eigenvalues and B are trained slower by `factor`, without decay.
   slow = {"factor": factor, "decay": False}
   return Published(
     d_model,
@@ -282,6 +297,7 @@ def _lru(
   )
 
 
+# The LRU on every task.
 _LRU = {
   "listops": _lru(128, 256, 80_000, 32, 0.5, 0.0, (0.0, 0.99)),
   "text": _lru(256, 192, 50_000, 32, 0.1, 0.1, (0.5, 0.9)),
@@ -320,7 +336,7 @@ def _mega(
   dropout_rate: float = 0.1,
   **mixer: Any,
 ) -> Published:
-  """A row of table 8 of Ma et al. 2023; its values have 2 d channels."""
+  """Returns a row of table 8 of Ma et al. 2023; values have 2 d channels."""
   return Published(
     d_model,
     num_layers,
@@ -338,12 +354,14 @@ def _mega(
   )
 
 
+# Options of Mega on all tasks of pixels.
 _PIXELS: dict[str, Any] = {
   "norm_type": "batch",
   "norm_first": True,
   "dropout_rate": 0.0,
   "weights": "laplace",
 }
+# Mega on every task.
 _MEGA = {
   "listops": _mega(6, 80, 64, 64, 1e-3, 0.01, 90_000, 3_000),
   "text": _mega(4, 128, 64, 50, 4e-3, 0.01, 25_000, 10_000, norm_type="scale"),
@@ -361,6 +379,7 @@ _MEGA = {
   ),
 }
 
+# Published sizes, by model and task.
 PUBLISHED: Mapping[str, Mapping[str, Published]] = {
   "s5": _S5,
   "s4d": _S4D,
@@ -373,8 +392,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
   "lru": {"state_size": 32},
   "mega": {"attention_chunk": 128},
 }
-# Eigenvalues of the LRU at size=tiny, found on validation splits: near 1 they
-# count the brackets of ListOps, and fast ones find the words of a text.
+# Eigenvalues of the LRU at size=tiny, chosen on validation splits. Eigenvalues
+# near 1 count the brackets of ListOps, and fast ones find words of a text.
 TINY_RINGS: Mapping[str, Mapping[str, float]] = {
   "listops": {"r_min": 0.9, "r_max": 0.999, "max_phase": math.pi / 10},
   "text": {"r_min": 0.5, "r_max": 0.95},
@@ -384,26 +403,27 @@ TINY_RINGS: Mapping[str, Mapping[str, float]] = {
 def model_fields(
   name: str, size: str, task: str, width: int, common: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the fields of a recurrent model, positions and sizes among them.
+  """Returns the fields of a recurrent model, including positions and sizes.
 
-  At "paper" it has the sizes of Skyformer's comparison, as all baselines: two
-  layers, d = 64, 64 states. At "matched" it is as wide as the Transformer's
-  parameters allow, see `matched_width`; at "tiny" it trains in minutes; at
-  "published" it has the sizes of its own paper, BatchNorm among them.
+  At "paper" the model has the sizes of Skyformer's comparison, as all baselines
+  have: two layers, d = 64 and 64 states. At "matched" it is as wide as the
+  Transformer's parameters allow, see `matched_width`. At "tiny" it trains in
+  minutes. At "published" it has the sizes of its own paper, with BatchNorm.
 
   Args:
     name: name of a model with a recurrence.
     size: "paper", "matched", "tiny" or "published".
     task: name of the config's task.
-    width: channels of a token, at all sizes but "published".
+    width: number of channels of a token, at all sizes except "published".
     common: fields that all models have, such as pool and head.
 
   Raises:
-    UserError: for size "published" of a model without such sizes.
+    UserError: if size is "published" and the model has no published sizes.
   """
+  # Take the sizes of the model's own paper.
   if size == "published":
-    known = PUBLISHED[choose("model with size=published", name, PUBLISHED)]
-    sizes = known[task]
+    published = PUBLISHED[choose("model with size=published", name, PUBLISHED)]
+    sizes = published[task]
     return _fields(
       name,
       common,
@@ -413,6 +433,7 @@ def model_fields(
       sizes.mixer,
       sizes.block,
     )
+  # Take the baseline's sizes, or small ones that learn in few steps.
   if size != "tiny":
     return _fields(name, common, width, 2, 0.1, {}, {})
   ring = TINY_RINGS.get(task, {}) if name == "lru" else {}
@@ -426,19 +447,20 @@ def matched_width(
   reference: Mapping[str, Any],
   inputs: matched.Inputs | None,
 ) -> int:
-  """Returns the width with at most the Transformer's parameters.
+  """Returns the greatest width with at most the Transformer's parameters.
 
   Args:
     name: name of a model with a recurrence.
-    common: fields that all models have, such as pool and head. The widths were
-      chosen with the class token of protocol=lra, which recurrences leave out.
+    common: fields that all models have, such as pool and head. The width was
+      chosen with the class token of protocol=lra, which recurrences do not use.
     reference: fields of the Transformer.
     inputs: sizes of the task.
 
   Raises:
-    UserError: without sizes of the task, and for a model that does not tell its
-      number of parameters.
+    UserError: if the sizes of the task are missing, or if the registration of
+      the model does not count its parameters.
   """
+  # Check that the parameters can be counted.
   if inputs is None:
     raise UserError("size=matched needs the sizes of the task: give inputs=.")
   count_layers = find_traits(name).count_layers
@@ -448,10 +470,12 @@ def matched_width(
       "Variant(count_layers=...) where it is registered, or choose size=paper."
     )
 
+  # Count the layers, and everything outside of them.
   def count(width: int) -> int:
     layers = count_layers(width, inputs.max_len, common["num_layers"])
     return layers + matched.count_outside(common, inputs, width)
 
+  # Compare with the Transformer.
   limit = matched.count_transformer(reference, inputs)
   return matched.find_width(count, limit)
 
@@ -465,6 +489,7 @@ def _fields(
   mixer: Mapping[str, Any],
   block: Mapping[str, Any],
 ) -> dict[str, Any]:
+  # Set only the options that the mixer and the block have.
   traits = find_traits(name)
   inside = {"dropout_rate": dropout_rate} if traits.has_mixer_dropout else {}
   if "mlp_dim" in traits.block_options:
@@ -491,6 +516,7 @@ def published_training(name: str, task: str) -> dict[str, Any]:
   every step (S5 on both Pathfinders: 0.9); and the warm-up of Mega on Path-X is
   linear, not quadratic.
   """
+  # Set Adam, with its groups of parameters.
   sizes = PUBLISHED[name][task]
   optimizer = {
     **shared.VASWANI_ADAM,
@@ -501,6 +527,7 @@ def published_training(name: str, task: str) -> dict[str, Any]:
     **sizes.adam,
     "groups": {kind: dict(group) for kind, group in sizes.groups.items()},
   }
+  # Evaluate forty times during the run.
   return {
     "optimizer": optimizer,
     "schedule": {

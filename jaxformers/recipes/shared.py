@@ -1,4 +1,4 @@
-"""Encoders and schedules that several recipes have in common."""
+"""Encoders and schedules that several recipes share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxformers.foundations.registry import choose
 from jaxformers.recipes.traits import find_traits
 
 SIZES = ("paper", "tiny")
-# Adam of "Attention is all you need", without its schedule.
+# Adam of "Attention is all you need", without the schedule of that paper.
 VASWANI_ADAM = {
   "name": "adam",
   "b2": 0.98,
@@ -31,19 +31,19 @@ def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
   return choose("size", size, sizes) == "tiny"
 
 
-# Precision, memory and form of all models.
+# Precision, memory and block of all models.
 COMMON = {"dtype": "float32", "memory": "stored", "coupled": False}
 
 
 def transject(
   shared: dict[str, Any], num_experts: int, **fields: Any
 ) -> dict[str, Any]:
-  """Returns TransJect's fields for `with_reference`.
+  """Returns the fields of TransJect for `with_reference`.
 
   Args:
     shared: fields outside mixer and block.
-    num_experts: experts of a layer.
-    **fields: fields in place of those in `shared`.
+    num_experts: number of experts in a layer.
+    **fields: fields that replace those in `shared`.
   """
   return {**shared, **fields, "mixer": {"num_experts": num_experts}}
 
@@ -72,15 +72,15 @@ def certified(name: str, shared: dict[str, Any]) -> dict[str, Any]:
 def transformer(
   name: str, shared: dict[str, Any], num_heads: int, mlp_dim: int
 ) -> dict[str, Any]:
-  """Returns an encoder in the Transformer's form, with dropout 0.1.
+  """Returns an encoder in the form of a Transformer, with dropout 0.1.
 
   Args:
     name: name of the model.
     shared: fields outside mixer and block.
-    num_heads: attention heads of a layer.
-    mlp_dim: hidden units of the feed-forward.
+    num_heads: number of attention heads in a layer.
+    mlp_dim: number of hidden units in the feed-forward.
   """
-  # Defaults, not options: a mixer that has one head keeps it.
+  # Set defaults, not options, so that a mixer of one head keeps one.
   defaults: dict[str, Any] = {"num_heads": num_heads}
   if not find_traits(name).is_bounded:
     defaults["dropout_rate"] = 0.1
@@ -94,11 +94,12 @@ def transformer(
 
 
 def use_papers_options(config: ConfigDict) -> None:
-  """Sets what protocol=paper of TransJect's tables 1 and 2 has otherwise.
+  """Sets the options that differ under protocol=paper of tables 1 and 2.
 
-  All weight matrices of the layers of `transformer_orthogonal` are orthogonal,
-  as the text of the paper says. Without these options only the projections to
-  queries, keys and values are, as in the code of its authors.
+  All weight matrices in the layers of `transformer_orthogonal` become
+  orthogonal, as the text of TransJect's paper says. Without these options only
+  the projections to queries, keys and values are orthogonal, as in its authors'
+  code.
 
   Args:
     config: config of a run; it is changed.
@@ -109,11 +110,11 @@ def use_papers_options(config: ConfigDict) -> None:
 
 
 def block(name: str, **fields: Any) -> dict[str, Any]:
-  """Returns the fields of a model's block, given those of a Transformer's."""
+  """Returns the fields of a model's block, derived from a Transformer's."""
   options = find_traits(name).block_options
   if "mlp_dim" in options:
     return fields
-  # Layers without a feed-forward keep their own norms and initialization.
+  # Layers without a feed-forward keep their norms and initialisation.
   kept = {"residual": True, "dropout_rate": fields["dropout_rate"]}
   return {option: kept[option] for option in options}
 
@@ -127,10 +128,11 @@ def with_reference(
 
   Args:
     name: name of the model.
-    make_transformer: returns the encoder in the Transformer's form of a name.
-    transject: fields of the model if it has TransJect's layers.
+    make_transformer: function that returns the encoder of a name in the form of
+      a Transformer.
+    transject: fields of the model if its layers are TransJect's.
   """
-  # The reference is always the Transformer, whatever the model.
+  # The reference is the Transformer for every model.
   if find_traits(name).is_transject:
     model = {"name": name, **transject}
   else:
@@ -139,10 +141,11 @@ def with_reference(
 
 
 def tiny_rate(model: str, learning_rate: float) -> float:
-  """Returns the learning rate at size=tiny: TransJect's own, or by kind.
+  """Returns the learning rate of a model at size=tiny.
 
-  Linear recurrences have 4e-3, layers with bounds 8e-3, and others 1e-3:
-  softmax attention without a long warm-up stays at chance from 5e-3 on.
+  Linear recurrences have 4e-3, layers with bounds 8e-3, TransJect
+  `learning_rate`, and all others 1e-3: softmax attention without a long warm-up
+  stays at chance from 5e-3 on.
   """
   traits = find_traits(model)
   if traits.is_bounded:
@@ -153,9 +156,9 @@ def tiny_rate(model: str, learning_rate: float) -> float:
 
 
 def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
-  """Returns a schedule of minutes on two cores: Adam, one ramp up and down.
+  """Returns a training of minutes on two cores: Adam, one ramp up and down.
 
-  The result is for `update`; `seed` and the task are not part of it.
+  The result is for `update`. It contains neither `seed` nor the task.
   """
   return {
     "optimizer": dict(VASWANI_ADAM),
@@ -179,8 +182,8 @@ def tiny_fields(
   Args:
     model: name of the model.
     learning_rate: learning rate of TransJect.
-    total_steps: length of the run.
-    **fields: fields that differ from those of `tiny_schedule`.
+    total_steps: number of steps of the run.
+    **fields: fields that replace fields of `tiny_schedule`.
   """
   rate = tiny_rate(model, learning_rate)
   return tiny_schedule(rate, total_steps) | fields

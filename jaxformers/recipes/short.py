@@ -1,4 +1,4 @@
-"""Short texts: sizes and training of TransJect's table."""
+"""Short texts: the sizes and the training of TransJect's table 1."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def make_config(
 ) -> ConfigDict:
   """Returns the config of a short text task.
 
-  Its arguments are model, size, protocol, objective and seed.
+  The arguments of the config are model, size, protocol, objective and seed.
 
   Args:
-    arg: string argument of the config file.
+    arg: argument of the config file, as text.
     name: name of the task.
-    num_train: examples of the training split, by protocol.
+    num_train: number of training examples, by protocol.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
 
   Raises:
     UserError: for an unknown argument, size or protocol.
   """
+  # Read the arguments.
   args = parse_arg(
     arg,
     model="transject",
@@ -57,14 +58,15 @@ def make_config(
     },
     **model_fields(args.model, tiny=is_tiny),
     eval_batch_size=100,
-    # Most texts are far shorter than max_len: pad to one of four lengths.
+    # Most texts are much shorter than max_len: pad to one of four lengths.
     buckets=4,
     select="loss" if protocol == "paper" else "accuracy",
     **schedule(num_train[protocol]),
   )
+  # Adjust the config to the protocol and to the size.
   if protocol == "paper":
     shared.use_papers_options(config)
-  if is_tiny:  # Minutes on two cores, to the last step.
+  if is_tiny:  # Minutes on two cores, without early stopping.
     fields = shared.tiny_fields(args.model, learning_rate=3e-3, **tiny)
     config.update(fields, patience=0)
   return pretraining(config, args)
@@ -73,18 +75,19 @@ def make_config(
 def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:
   """Returns a model at the sizes of TransJect's short-text table.
 
-  L = 6, d = 512, mean pooling; E = 4 experts, or 8 heads and a feed-forward of
-  2048 for all others (the Transformer: 18.9 M parameters without embedding).
+  The sizes are L = 6 and d = 512 with mean pooling. TransJect has E = 4
+  experts; all other models have 8 heads and a feed-forward of 2048 (the
+  Transformer has 18.9 M parameters without its embedding).
 
   Args:
     name: name of the model.
-    tiny: True for L = 2, d = 64, E = 2 experts or heads, with dropout of the
+    tiny: True for L = 2, d = 64 and two experts or heads, with dropout of the
       embedding.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
-  # Fields of all models, then those that TransJect has otherwise.
+  # Fields of all models, then the fields in which TransJect differs.
   common = {
     "d_model": 64 if tiny else 512,
     "num_layers": 2 if tiny else 6,
@@ -101,6 +104,7 @@ def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:
     dropout_rate=0.2 if tiny else 0.0,
     orthogonal_map="cayley",
   )
+  # All other models have the heads and the feed-forward of a Transformer.
   make_transformer = functools.partial(
     shared.transformer,
     shared=common,
@@ -113,11 +117,12 @@ def model_fields(name: str, *, tiny: bool) -> dict[str, Any]:
 def schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
   """Returns TransJect's training on short text: 30 epochs, patience of 4.
 
-  Adam, 5e-4, beta (0.9, 0.98), eps 1e-9; an evaluation after each epoch.
+  Adam with learning rate 5e-4, beta (0.9, 0.98) and eps 1e-9. Every epoch ends
+  with an evaluation.
 
   Args:
-    examples: number of examples of the training split.
-    batch_size: examples per step, 32 in the paper.
+    examples: number of training examples.
+    batch_size: examples per step; 32 in the paper.
 
   Returns:
     Fields for `base`.
@@ -139,8 +144,8 @@ def schedule(examples: int, batch_size: int = 32) -> dict[str, Any]:
 def bert_base(name: str) -> dict[str, Any]:
   """Returns the section `model` of BERT-base, without pool and head.
 
-  12 layers that are normalised after each block (Devlin et al. 2019, section
-  3, and the defaults of their code).
+  BERT-base has 12 layers that are normalised after each block (Devlin et al.
+  2019, section 3, and the defaults of their code).
 
   Args:
     name: name of the model.

@@ -1,4 +1,4 @@
-"""What recipes ask of a model: facts that follow from its registration."""
+"""Facts about models that recipes need; they follow from the registration."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ class Traits(NamedTuple):
   """Facts about a model on which its recipe depends.
 
   Attributes:
-    is_transject: True for TransJect's layers, whose sizes the papers' tables
-      give apart.
-    is_bounded: True for layers with a bound for all sequences.
+    is_transject: True for layers of TransJect, for which the papers' tables
+      give separate sizes.
+    is_bounded: True for layers with a bound for all sequences, which
+      certificates need.
     recurrence: "linear", "gated" or ""; see `models.Variant`.
-    is_causal: True if the mixer reads earlier tokens alone, by default.
+    is_causal: True if the mixer reads only earlier tokens by default.
     has_mixer: True for layers with a mixer.
     has_mixer_dropout: True if the mixer has the option `dropout_rate`.
-    block_options: options of the block, of those in `BLOCK_OPTIONS`.
-    count_layers: number of parameters of the layers; see `models.Variant`.
+    block_options: options of the block that are in `BLOCK_OPTIONS`.
+    count_layers: function that counts the parameters of the layers; see
+      `models.Variant`.
   """
 
   is_transject: bool = False
@@ -35,8 +37,8 @@ class Traits(NamedTuple):
 
 # Options of blocks that recipes set where a block has them.
 BLOCK_OPTIONS = ("mlp_dim", "residual", "dropout_rate")
-# Traits of the models that most configs have by default. The traits of all
-# others are in the registry of models, which imports JAX.
+# Traits of the default models of most configs. The registry of models has the
+# traits of all others, but it imports JAX.
 DEFAULT_MODELS = {
   "transformer": Traits(),
   "transject": Traits(

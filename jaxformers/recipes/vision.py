@@ -19,16 +19,16 @@ def augmentation(crop: str, strength: str = "deit") -> dict[str, Any]:
   """Returns the augmentation of training images, for `data.images.augment`.
 
   Args:
-    crop: "pad" for images of 32 x 32, "resized" for larger ones.
-    strength: "deit" for everything in DeiT's table 9; or "light" for crops and
-      flips.
+    crop: "pad" for images of 32 x 32, "resized" for larger images.
+    strength: "deit" for all that is in DeiT's table 9, or "light" for only
+      crops and flips.
   """
   deit = choose("strength", strength, ("deit", "light")) == "deit"
   return {
     "crop": crop,
     "flip": True,
     "randaugment": 9.0 if deit else 0.0,
-    # DeiT's code (timm) leaves colour jitter out if RandAugment is used.
+    # DeiT's code (timm) leaves out colour jitter if RandAugment is used.
     "color_jitter": 0.0,
     "erase": 0.25 if deit else 0.0,
     "mixup": 0.8 if deit else 0.0,
@@ -42,25 +42,26 @@ def model_fields(
 ) -> dict[str, Any]:
   """Returns a model at the sizes of DeiT (Touvron et al. 2021, table 1).
 
-  Twelve layers, a class token, learned positions, feed-forwards of 4 d, drop
-  path 0.1; kernels, including those of a classifier's head, class token and
-  positions from a normal of 0.02. TransJect has other layers, positions and
-  head.
+  The model has twelve layers, a class token, learned positions, feed-forwards
+  of 4 d and drop path 0.1. Kernels (also in a classifier's head), the
+  class token and positions are drawn from a normal of deviation 0.02. TransJect
+  has other layers, positions and head.
 
   Args:
     name: name of the model.
-    patch_size: side of the patches: 16 for 224 x 224, 4 for 32 x 32.
+    patch_size: side of the patches: 16 for 224 x 224 pixels, 4 for 32 x 32.
     deit: "tiny", "small" or "base".
-    tiny: True for twelve layers of d = 64 with two heads, for two cores; no
-      drop path, and the default initialisation of the head.
+    tiny: True for twelve layers of d = 64 with two heads, for two cores;
+      without drop path, and with the default initialisation of the head.
 
   Returns:
     The fields `model` and `reference` for `base`.
   """
+  # Find the width and the number of heads.
   d_model, num_heads = DEITS[choose("deit", deit, DEITS)]
   if tiny:
     d_model, num_heads = 64, 2
-  # Fields of all models, then those that TransJect has otherwise.
+  # Fields of all models.
   common = {
     "d_model": d_model,
     "num_layers": 12,
@@ -77,7 +78,7 @@ def model_fields(
     return {
       "name": name,
       **common,
-      # A causal mixer reads nothing after a class token.
+      # A class token before a causal mixer would see no other token.
       "pool": "mean" if find_traits(name).is_causal else common["pool"],
       # 0 stands for the default initialisation of the head.
       "head_init_std": 0.0 if tiny else 0.02,
@@ -93,6 +94,7 @@ def model_fields(
       ),
     }
 
+  # TransJect has experts instead of heads.
   transject = shared.transject(
     common, 2 if tiny else 4, orthogonal_map="cayley"
   )
@@ -104,15 +106,15 @@ def deit_schedule(
 ) -> dict[str, Any]:
   """Returns DeiT's training: AdamW, five epochs up, then a cosine down.
 
-  Weight decay 0.05; the learning rate is `rate` times batch_size / 512; label
-  smoothing 0.1. An epoch is as long as without repeated augmentation. Differs
-  from theirs: the cosine ends at 0, not at 1e-5, and the warm-up starts there.
+  Weight decay is 0.05, label smoothing 0.1, and the learning rate `rate` times
+  batch_size / 512. Repeated augmentation does not lengthen an epoch. Differs
+  from DeiT: the cosine ends at 0, not at 1e-5, and the warm-up starts at 0.
 
   Args:
-    examples: number of examples of the training split.
-    batch_size: examples per step over all devices, 1024 in the paper.
-    epochs: length of the run, 300 in the paper.
-    rate: learning rate at a batch of 512.
+    examples: number of training examples.
+    batch_size: examples per step over all devices; 1024 in the paper.
+    epochs: number of epochs of the run; 300 in the paper.
+    rate: learning rate for a batch of 512.
 
   Returns:
     Fields for `base`.
@@ -124,7 +126,7 @@ def deit_schedule(
     "schedule": {
       "name": "cosine",
       "learning_rate": rate * batch_size / 512,
-      # A run of five epochs or fewer keeps its last one for the cosine.
+      # A run of five epochs or fewer leaves its last epoch for the cosine.
       "warmup_steps": min(5, epochs - 1) * epoch,
     },
     "batch_size": batch_size,
@@ -146,10 +148,10 @@ def cifar(task: str, arg: str | None) -> ConfigDict:
   """
   args = parse_arg(arg, model="transformer", size="paper", seed=0)
   tiny = shared.is_tiny(args.size)
-  # 45,000 training images.
+  # Train on 45,000 images.
   schedule = deit_schedule(45_000, batch_size=1_024, epochs=300)
   if tiny:
-    # Ten to fourteen minutes on two cores: 703 steps per epoch.
+    # Train for ten to fourteen minutes on two cores, 703 steps per epoch.
     schedule = deit_schedule(45_000, batch_size=64, epochs=4)
     schedule["schedule"] |= {"learning_rate": 2e-3, "warmup_steps": 200}
     steps = {"total_steps": 2_816, "eval_steps": 703, "checkpoint_steps": 703}

@@ -1,4 +1,4 @@
-"""Arguments that the launchers of sweeps and tables have in common."""
+"""Arguments that the launchers of sweeps and tables share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SETTINGS = cli.argument(
   action="append",
   dest="settings",
   metavar="WHERE:FIELD=VALUE,...",
-  help="fields of some runs; repeatable",
+  help="set fields of some runs; repeatable",
 )
-# `--slurm` alone is "", and None stands for runs on this machine.
+# `--slurm` without a value is ""; None stands for runs on this machine.
 SLURM = cli.argument(
   "--slurm",
   metavar="KEY=VALUE,...",
@@ -31,32 +31,33 @@ STRICT = cli.switch("--strict", help="end with status 1 if data are missing")
 
 
 def check_overrides(overrides: Sequence[str], axes: Sequence[Axis]) -> None:
-  """Raises UserError for an argument that cannot go to every run.
+  """Raises UserError for an argument that cannot be passed to every run.
 
   Args:
-    overrides: arguments that the command does not know.
-    axes: axes of the grid, whose fields no override may set.
+    overrides: arguments that the command itself does not know.
+    axes: axes of the grid; no override may set their fields.
   """
   for argument in overrides:
     if not cli.is_override(argument):
       raise UserError(
-        f"{argument!r} is not an option of a sweep: --help lists them. Fields "
-        "of runs are set by --config.FIELD=VALUE."
+        f"{argument!r} is not an option of a sweep: --help lists them. Set "
+        "fields of runs by --config.FIELD=VALUE."
       )
     # One seed for all runs would repeat the same run.
     if argument.startswith("--config.seed"):
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
+    # An override would undo the values of an axis.
     for key, _ in axes:
       if argument.partition("=")[0] == f"--config.{key}":
-        raise UserError(f"{argument}: {key} is also an axis of the grid.")
+        raise UserError(f"{argument}: {key} is an axis, too: remove one.")
 
 
 def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
-  """Returns what starts runs: here, one at a time, or on Slurm, all at once.
+  """Returns a sweep: local runs one at a time, or all at once on Slurm.
 
   Args:
     args: parsed arguments, with `workdir`, `slurm` and `dry_run`.
-    overrides: arguments that go to every run.
+    overrides: arguments that are passed to every run.
   """
   if args.slurm is None:
     return Sweep(args.workdir, overrides)
@@ -69,12 +70,13 @@ def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
 
 
 def print_outcome(sweep: Sweep, *, strict: bool) -> None:
-  """Names missing data and failed runs; exits with status 1 for the latter.
+  """Prints missing data and failed runs; exits with status 1 for failures.
 
   Args:
     sweep: a sweep that has ended.
     strict: True to exit with status 1 for missing data as well.
   """
+  # Missing data are an error only if `strict` is set.
   if sweep.missing:
     listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.missing.items())
     print(f"\nNot run, since data are missing:\n  {listed}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Commands in processes of their own: on this machine, or as a job of Slurm."""
+"""Commands in separate processes: on this machine, or as a job of Slurm."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-SECONDS_TO_SAVE = 100  # Time that a run has after a signal.
+SECONDS_TO_SAVE = 100  # Time that a run has to save after a signal.
 
-# Replaces itself by the command, which gets SIGTERM even if its parent ends by
-# SIGKILL. It ignores SIGHUP: a terminal that closes signals the parent, which
-# lets the command save.
+# Replaces itself by the command. The command gets SIGTERM even if its parent is
+# killed by SIGKILL. It ignores SIGHUP: a terminal that closes signals the
+# parent, which lets the command save.
 _START = """
 import ctypes, os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -29,7 +29,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 def call(command: Sequence[str]) -> int:
   """Runs a command to its end and returns its exit status.
 
-  SIGTERM or SIGHUP to this process ends both: the command first, which saves.
+  SIGTERM or SIGHUP to this process ends both: first the command, which saves.
   """
   is_ending = False
   # The starter needs no site packages: -S saves the time to find them.
@@ -54,7 +54,7 @@ def call(command: Sequence[str]) -> int:
     finally:
       for number, handler in before.items():
         signal.signal(number, handler)
-  # A run that could not save ends otherwise, but the sweep was told to end.
+  # A run that could not save has another status, but the sweep must end too.
   if is_ending or status == 143:
     sys.exit(143)
   return status
@@ -69,19 +69,19 @@ class Job:
   def __call__(self) -> int:
     """Runs the command to its end and returns its exit status."""
     env = dict(os.environ)
-    # The only task of a node uses all of its devices.
+    # A node has a single task, which uses all of its devices.
     count = env.get("SLURM_GPUS_ON_NODE", "")
     if count.isdigit():
       env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(int(count))))
     # Slurm may send the signal of the time limit to the command as well.
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    # A process inherits that a signal is ignored, but not a handler.
+    # A child process inherits ignored signals, but no handlers.
     self._process = subprocess.Popen(self.command, env=env)
     signal.signal(signal.SIGUSR2, before)
     return self._process.wait()
 
   def checkpoint(self) -> Any:
-    """Lets the command save at the time limit; returns the job that resumes."""
+    """Lets the command save at the time limit; returns a job that resumes."""
     import submitit
 
     self._process.terminate()

@@ -1,4 +1,4 @@
-"""Steps, hours and memory of runs, estimated before anything is prepared."""
+"""Estimates of steps, hours and memory of runs, before any preparation."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from jaxformers.foundations.registry import choose
 from jaxformers.models import attention, build, cost
 from jaxformers.sweep.plans import Data
 
-# Share of the rate of a large product that a training step reaches, and how
-# many forward passes take as long: rough figures of docs/mixers.md.
+# A training step reaches this share of the rate of a large product, and takes
+# as long as this number of forward passes: rough figures of docs/mixers.md.
 SHARE, PASSES = 0.35, 3.0
-BYTES_OF_STATE = 16  # Of a parameter: itself, its gradient, Adam's two means.
+BYTES_OF_STATE = 16  # Per parameter: itself, its gradient, two means of Adam.
 COUNTED = ("model", "sizes", "length")
-# Share of its peak that an accelerator is assumed to reach. It is not measured:
-# by the compiler's counts, TransJect at d = 512 and n = 4,096 is bound by the
-# memory of an H100 at 0.19 (docs/devices.md). Narrower models reach less.
+# Assumed share of its peak that an accelerator reaches, not measured. By the
+# compiler's counts, the memory of an H100 limits TransJect at d = 512 and
+# n = 4,096 to a share of 0.19 (docs/devices.md). Narrower models reach less.
 ACCELERATOR_SHARE = 0.2
 
 
 class Accelerator(NamedTuple):
-  """Peak rates of a chip, dense, in operations per second.
+  """Peak rates of a chip for dense products, in operations per second.
 
   Attributes:
     float32: rate of float32 products as JAX runs them by default: TF32 on a
       GPU, and a pass of bfloat16 on a TPU.
     bfloat16: rate of bfloat16 products.
-    cores: number that the name of a slice counts for a chip, as v4-8 has four
-      chips.
+    cores: number that the name of a slice counts per chip; v4-8 has four chips.
   """
 
   float32: float
@@ -60,13 +59,13 @@ ACCELERATORS = {
 
 
 class Estimate(NamedTuple):
-  """Cost of a run.
+  """Estimated cost of a run.
 
   Attributes:
-    steps: training steps.
-    hours: hours of training and evaluation, on the local device.
-    gigabytes: memory of a training step with its state.
-    operations: counted operations of training and evaluation.
+    steps: number of training steps.
+    hours: hours of training and evaluation on the local device.
+    gigabytes: memory of a training step, including its state.
+    operations: number of operations of training and evaluation.
   """
 
   steps: int
@@ -79,18 +78,20 @@ def accelerator_rate(name: str, dtype: str) -> float:
   """Returns the peak rate of an accelerator, in operations per second.
 
   Args:
-    name: name in `ACCELERATORS`, also of several chips: h100:8, or a slice of
-      TPUs as Google Cloud names it, such as v4-8.
+    name: name in `ACCELERATORS`, optionally with a number of chips, such as
+      h100:8, or a slice of TPUs in the names of Google Cloud, such as v4-8.
     dtype: compute type of the model, "float32" or "bfloat16".
 
   Raises:
-    UserError: for another name, or a number of chips that does not exist.
+    UserError: for an unknown name, or for an impossible number of chips.
   """
+  # Split the name into the chip and a number of chips or of cores.
   mark = next((mark for mark in ":-" if mark in name), "")
   chip, _, count = name.partition(mark) if mark else (name, "", "")
   peaks = ACCELERATORS[choose("accelerator", chip, ACCELERATORS)]
   unit = peaks.cores if mark == "-" else 1
   is_slice = mark != "-" or chip.startswith("v")
+  # Convert cores to chips, and refuse numbers that do not exist.
   chips = int(count) // unit if count.isdecimal() else int(not mark)
   if not is_slice or chips < 1 or (count and int(count) % unit):
     raise UserError(
@@ -103,11 +104,11 @@ def accelerator_rate(name: str, dtype: str) -> float:
 def accelerator_hours(cost: Estimate, config: RunConfig, name: str) -> float:
   """Returns the hours of a run on an accelerator at `ACCELERATOR_SHARE`.
 
-  Several chips are taken to be as many times faster as one.
+  The speed is assumed to grow in proportion to the number of chips.
 
   Args:
     cost: estimate of the run.
-    config: its config.
+    config: config of the run.
     name: see `accelerator_rate`.
   """
   rate = accelerator_rate(name, config.model.dtype)
@@ -115,7 +116,7 @@ def accelerator_hours(cost: Estimate, config: RunConfig, name: str) -> float:
 
 
 def measure_rate(size: int = 2_048, rounds: int = 5) -> float:
-  """Returns the operations per second of a large float32 product."""
+  """Measures the operations per second of a large float32 product."""
   x = jnp.ones((size, size))
   product = jax.jit(lambda x: x @ x)
   jax.block_until_ready(product(x))
@@ -133,17 +134,19 @@ def estimate_all(
 ) -> list[Estimate]:
   """Returns the estimate of each config.
 
-  All examples count as long as the longest, so that hours are upper bounds for
-  tasks of texts. Costs are those of one layer, times the layers, counted from
-  programs that are not run, in a process for each core.
+  All examples count as long as the longest, so the hours are upper bounds for
+  tasks of texts. The cost of one layer is counted and multiplied by the number
+  of layers. The counted programs are not run; each core counts some in a
+  process.
 
   Args:
     configs: configs of runs.
-    data: what is known of their tasks.
+    data: facts about the tasks of the configs.
     rate: operations per second; see `measure_rate`.
   """
+  # Count the cost of each distinct model once.
   pairs = zip(configs, data, strict=True)
-  keys = [_key(config, known) for config, known in pairs]
+  keys = [_key(config, facts) for config, facts in pairs]
   distinct = list(dict.fromkeys(keys))
   with concurrent.futures.ProcessPoolExecutor(
     min(len(distinct), os.cpu_count() or 1),
@@ -152,8 +155,8 @@ def estimate_all(
   ) as pool:
     counts = dict(zip(distinct, pool.map(_count, distinct), strict=True))
   return [
-    estimate(config, known, counts[key], rate)
-    for config, known, key in zip(configs, data, keys, strict=True)
+    estimate(config, facts, counts[key], rate)
+    for config, facts, key in zip(configs, data, keys, strict=True)
   ]
 
 
@@ -161,14 +164,16 @@ def estimate(
   config: RunConfig, data: Data, count: cost.Cost, rate: float
 ) -> Estimate:
   """Returns the estimate of a config from the cost of one example."""
+  # Count the layers, for all sequences of an example.
   steps, batch = config.total_steps, config.batch_size
   sequences = data.sizes.get("num_inputs", 1)
   factor = sequences * config.model.num_layers
+  # Operations of all training steps and all evaluations.
   scored = steps // config.eval_steps * data.validation
   operations = factor * (count.flops + count.elementwise)
   operations *= PASSES * steps * batch + scored
   seconds = operations / (SHARE * rate)
-  # The parts of a batch take turns; 0 stands for what is fastest.
+  # Only one part of a batch is in memory; accumulate=0 counts as one part.
   rows = -(-batch // max(config.accumulate, 1))
   memory = factor * rows * count.activations
   memory += BYTES_OF_STATE * count.parameters * config.model.num_layers
@@ -176,27 +181,28 @@ def estimate(
 
 
 def _start() -> None:
-  # Programs are traced, not run: an accelerator stays free, and random arrays
-  # are not drawn.
+  # Programs are traced but not run: keep the accelerator free, and draw no
+  # random arrays.
   jax.config.update("jax_platforms", "cpu")
   attention.LARGEST_CONSTANT = 0
 
 
 def _key(config: RunConfig, data: Data) -> str:
-  """Returns what the cost of an example depends on, as text."""
+  """Returns a key of everything on which the cost of an example depends."""
   sizes = dict(data.sizes)
-  # A config may cut its examples.
+  # A config may cut its examples to a smaller length.
   options = config.task.options
   length = options.get("max_len") or sizes["max_len"]
   if sizes["max_len"]:
     sizes["max_len"] = min(length, sizes["max_len"])
   sizes["vocab_size"] = options.get("vocab_size") or sizes["vocab_size"]
-  # Neither a few classes nor a few ids more change the cost, and the sequences
-  # of a pair cost the same.
+  # A few more classes or ids do not change the cost, and both sequences of a
+  # pair cost the same.
   if sizes["vocab_size"] < 300 and not sizes.get("image"):
     sizes |= {"vocab_size": 257, "num_classes": 10}
+  # Count a single layer, which `estimate` multiplies.
   model = {**config.model.as_dict(), "num_layers": 1}
-  # Training scores its targets alone, most of them by the first cluster.
+  # Training scores only its targets, most of them in the first cluster.
   if cutoffs := model.get("embedding", {}).get("cutoffs"):
     model["embedding"] = {"scale": model["embedding"].get("scale", 1.0)}
     sizes["vocab_size"] = cutoffs[0]

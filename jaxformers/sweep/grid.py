@@ -21,10 +21,10 @@ class Cell:
 
   Attributes:
     path: path of the config file.
-    arguments: (key, value) of the config's arguments, in the grid's order.
+    arguments: (key, value) of the config's arguments, in the order of the grid.
     fields: (key, value) of fields of the run that the grid varies.
-    settings: (key, value) of fields that are set in this cell without being
-      part of its name.
+    settings: (key, value) of fields that are set in this cell but are not part
+      of its name.
   """
 
   path: str
@@ -46,28 +46,28 @@ class Cell:
 
   @property
   def options(self) -> list[str]:
-    """Arguments of the command that set the fields."""
+    """Command-line arguments that set the fields."""
     return [f"--config.{k}={v}" for k, v in (*self.fields, *self.settings)]
 
   @property
   def title(self) -> str:
-    """Config with its arguments and fields, for people."""
+    """Config with its arguments and fields, as a title."""
     return f"{self.spec} {_join(self.fields)}".strip()
 
   @property
   def folder(self) -> Path:
-    """Folder of its runs, such as lra_text/model=transject,size=tiny."""
+    """Folder of the cell's runs, such as lra_text/model=transject,size=tiny."""
     path = Path(self.path)
-    # A config in the working directory has no name of a parent.
+    # A config in the working directory has no parent folder to name.
     name = "_".join(part for part in (path.parent.name, path.stem) if part)
-    # A value may be a path, which is no folder here.
+    # A value may be a path, which must not add folders here.
     values = _join((*self.arguments, *self.fields))
     return Path(name, values.replace("/", "_"))
 
   def matches(self, where: Sequence[tuple[str, str]]) -> bool:
-    """Returns True if the cell has all values; config=NAME is its file."""
-    own = {*self.arguments, *self.fields, ("config", Path(self.path).stem)}
-    return own.issuperset(where)
+    """Returns True if the cell has all values; config=NAME matches its file."""
+    pairs = {*self.arguments, *self.fields, ("config", Path(self.path).stem)}
+    return pairs.issuperset(where)
 
 
 def _join(pairs: Iterable[tuple[str, str]]) -> str:
@@ -75,17 +75,18 @@ def _join(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def is_field(key: str) -> bool:
-  """Returns True for a field of the run, False for a config's argument."""
-  # A section, such as model, is the name of an argument.
+  """Returns True for a field of the run, False for an argument of a config."""
+  # A section, such as model, is an argument.
   return "." in key or (key in FIELDS and key not in SECTIONS)
 
 
 def parse_setting(text: str) -> tuple[list[tuple[str, str]], Pairs]:
-  """Returns where and what of "KEY=VALUE,...:FIELD=VALUE,...".
+  """Parses "KEY=VALUE,...:FIELD=VALUE,..." into conditions and fields.
 
   Raises:
-    UserError: for any other text.
+    UserError: for a text of another form.
   """
+  # Split both sides of the colon into pairs.
   where, colon, what = text.partition(":")
   pairs = [
     [
@@ -99,21 +100,22 @@ def parse_setting(text: str) -> tuple[list[tuple[str, str]], Pairs]:
       f"--set {text}: write WHERE:FIELD=VALUE, such as "
       "model=transject:batch_size=16 or config=text:task.archive=PATH."
     )
+  # Only fields of the run can be set.
   for key, _ in pairs[1]:
     if key == "seed" or not is_field(key):
       raise UserError(
         f"--set {text}: {key} is not a field of a run, such as batch_size or "
-        "model.num_layers. Arguments of a config stand in --grid, seeds in "
+        "model.num_layers. Give arguments of a config by --grid, and seeds by "
         "--seeds."
       )
   return pairs[0], tuple(pairs[1])
 
 
 def set_fields(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
-  """Returns the cells with the fields that `--set` gives to some of them.
+  """Returns the cells with the fields that `--set` sets in some of them.
 
   Raises:
-    UserError: for a text that is no setting, or that meets no cell.
+    UserError: if a text is not a setting, or if it matches no cell.
   """
   for text in texts:
     where, what = parse_setting(text)
@@ -122,6 +124,7 @@ def set_fields(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
         f"--set {text}: no run of the grid has {_join(where)}. The first has "
         f"{_join((('config', Path(cells[0].path).stem), *cells[0].arguments))}."
       )
+    # Add the fields to the cells that match.
     cells = [
       dataclasses.replace(cell, settings=(*cell.settings, *what))
       if cell.matches(where)
@@ -132,10 +135,10 @@ def set_fields(cells: Sequence[Cell], texts: Sequence[str]) -> list[Cell]:
 
 
 def parse_axis(text: str) -> Axis:
-  """Returns (KEY, values) of "KEY=VALUE,VALUE".
+  """Parses "KEY=VALUE,VALUE" into (KEY, values).
 
   Raises:
-    UserError: for any other text, or a repeated value.
+    UserError: for a text of another form, or for a repeated value.
   """
   key, equals, listed = text.partition("=")
   values = tuple(value.strip() for value in listed.split(","))
@@ -149,15 +152,16 @@ def parse_axis(text: str) -> Axis:
 
 
 def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
-  """Returns all combinations, the last axis changing fastest.
+  """Returns all combinations of the axes; the last axis changes fastest.
 
   Args:
-    specs: configs, as path.py or path.py:key=value,...
+    specs: configs as path.py or path.py:key=value,...
     axes: results of `parse_axis`.
 
   Raises:
-    UserError: for an argument that is set twice, or a seed.
+    UserError: if an argument is set twice, or if a seed is given.
   """
+  # Check the keys of the axes.
   keys = [key for key, _ in axes]
   for key in keys:
     if keys.count(key) > 1:
@@ -169,12 +173,12 @@ def expand(specs: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
   cells = []
   for spec in specs:
     path, _, text = spec.partition(":")
-    # An argument of the config is an axis of one value: it has no comma.
+    # An argument of a config is an axis of one value: it contains no comma.
     fixed = [parse_axis(item) for item in text.split(",") if item]
     all_keys = [*keys, *(key for key, _ in fixed)]
     for key, _ in fixed:
       if all_keys.count(key) > 1:
-        raise UserError(f"{key} stands in {spec} and in the grid, or twice.")
+        raise UserError(f"{key} is set twice, by {spec} or --grid: remove one.")
       if key == "seed":
         raise UserError(f"{spec}: give --seeds, such as --seeds 0,1,2.")
     # Combine all values of all axes.

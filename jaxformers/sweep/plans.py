@@ -1,4 +1,4 @@
-"""Plans of the papers' tables: which runs they need, with which data."""
+"""Plans of the papers' tables: the runs and the data that they need."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CIFAR10 = (
 
 
 class Data(NamedTuple):
-  """What is known of a task before its data are there.
+  """Facts about a task that are known before its data are prepared.
 
   Attributes:
     sizes: sizes of the task at size=paper, as `models.build` takes them.
     validation: number of examples that every evaluation scores.
-    archives: names of its archive or folder, as its authors have them.
-    is_generated: True if it can be had without an archive.
+    archives: names of the archive or folder, as its authors publish it.
+    is_generated: True if the data can be generated without an archive.
   """
 
   sizes: Mapping[str, Any]
@@ -53,7 +53,7 @@ def _image(size: int, num_classes: int, **more: Any) -> dict[str, Any]:
   return _tokens(0, 0, num_classes, image=(size, size, 3), **more)
 
 
-# By name of the config's file.
+# Data of the tasks, by the name of the config's file.
 DATA = {
   "imdb": Data(_tokens(30_522, 512, 2), 25_000, IMDB),
   "ag_news": Data(
@@ -94,13 +94,13 @@ class Plan:
 
   Attributes:
     title: paper, number and subject.
-    configs: configs, as path.py or path.py:key=value,...
+    configs: configs as path.py or path.py:key=value,...
     axes: axes of the grid.
-    rows: (arguments, fields) of rows that no grid gives; each runs in every
+    rows: (arguments, fields) of rows outside of a grid; each runs in every
       config.
-    tuned: axis whose best value is chosen under the first seed.
+    tuned: axis whose best value is chosen with the first seed.
     has_sizes: True if the configs have the argument `size`.
-    note: what the command leaves out.
+    note: remark on what the command leaves out.
   """
 
   title: str
@@ -117,21 +117,21 @@ def _models(*names: str) -> tuple[Axis, ...]:
 
 
 def _row(model: str, *arguments: str, **fields: Any) -> tuple[Pairs, Pairs]:
-  """Returns a row of a model with options of its mixer."""
+  """Returns a row: a model, arguments of the config, options of its mixer."""
   options_of_config = ((k, v) for k, v in (a.split("=") for a in arguments))
-  given = (("model", model), *options_of_config)
+  all_arguments = (("model", model), *options_of_config)
   options = ((f"model.mixer.{k}", str(v)) for k, v in fields.items())
-  return given, tuple(options)
+  return all_arguments, tuple(options)
 
 
 _LRA_TASKS = ("listops", "text", "retrieval", "pathfinder", "image")
 _ADAPTED = (
-  "The adapted model starts from a finished run, and is not part of it."
+  "The adapted model starts from a finished run, and is not part of this plan."
 )
 _COMMANDS = "python -m jaxformers"
 _SEGMENTED = (
-  "Encoders start untrained: NeuTRENO's start from their own ImageNet runs "
-  "(--config.pretrained=FOLDER). The paper's scores are by windows that slide: "
+  "Encoders start untrained here; NeuTRENO's start from ImageNet runs "
+  "(--config.pretrained=FOLDER). The paper scores by sliding windows: "
   f"{_COMMANDS} segmentation RUN, and with --scales "
   "0.5,0.75,1,1.25,1.5,1.75 --flip."
 )
@@ -217,7 +217,7 @@ PLANS = {
     ("configs/lm/wikitext103.py",),
     _models("transformer", "neutreno"),
     has_sizes=False,
-    note="The paper's perplexities are of a window that moves by one word: "
+    note="The paper's perplexities use a window that moves by one word: "
     f"{_COMMANDS} perplexity RUN --strides 1, also with --split validation.",
   ),
   "neutreno_4": Plan(
@@ -225,8 +225,8 @@ PLANS = {
     ("configs/vision/imagenet.py:protocol=paper",),
     rows=(_row("symmetric_transformer"), _row("transformer")),
     has_sizes=False,
-    note=f"Each cosine is by {_COMMANDS} smoothness RUN --samples 1000, also "
-    "with --split train. For Sym-DeiT it is 1 by construction.",
+    note=f"Compute each cosine by {_COMMANDS} smoothness RUN --samples 1000, "
+    "also with --split train. For Sym-DeiT it is 1 by construction.",
   ),
   "neutreno_5": Plan(
     "NeuTRENO, table 5: ImageNet, symmetric attention",
@@ -265,7 +265,7 @@ PLANS = {
     ("configs/vision/imagenet.py:protocol=paper",),
     _models("transformer", "neutreno"),
     has_sizes=False,
-    note=f"The scores are by {_COMMANDS} robustness RUN --imagenet_c, "
+    note=f"Compute the scores by {_COMMANDS} robustness RUN --imagenet_c, "
     "--imagenet_a and --imagenet_r. The runs are the same as for table 1.",
   ),
   "neutreno_13": Plan(
@@ -285,7 +285,7 @@ PLANS = {
     (("depth", ("6", "12", "24")), ("size", ("1", "2", "3", "4"))),
     tuned=("rate", ("5e-4", "1e-3", "2e-3")),
     has_sizes=False,
-    note="Draw it by python -m jaxformers depth.",
+    note="Draw the figure by python -m jaxformers depth.",
   ),
 }
 # Short names of TransJect's tables.
@@ -309,22 +309,23 @@ def make_cells(
   Args:
     plan: one of `PLANS`.
     archives: folder of archives under their authors' names; None to let every
-      task look for its data.
-    size: `size` of the configs.
-    models: names of models to run alone; () for all.
+      task find its own data.
+    size: argument `size` of the configs.
+    models: names of the only models to run; () for all.
 
   Raises:
     UserError: for a size that the configs do not have, a model that is not in
       the table, or a folder that does not exist.
   """
   if size != "paper" and not plan.has_sizes:
-    raise UserError(f"--size={size}: {plan.title} has one size; leave it out.")
+    raise UserError(f"--size={size}: {plan.title} has one size; remove --size.")
   if archives is not None and not archives.is_dir():
     raise UserError(f"--archives={archives} is not a folder: give one.")
   cells = []
+  # Begin with the arguments of the config.
   for spec in plan.configs:
     start = expand([spec], [("size", (size,))] if size != "paper" else [])[0]
-    # The grid, and the rows that no grid gives.
+    # Take the listed rows, or else all combinations of the grid.
     values = itertools.product(*(values for _, values in plan.axes))
     grid = [
       tuple(zip((k for k, _ in plan.axes), v, strict=True)) for v in values
@@ -334,9 +335,10 @@ def make_cells(
       cell = start
       for key, value in row:
         cell = cell.extended(key, value)
+      # Add the paths of the data.
       settings = data_settings(Path(cell.path).stem, archives)
       cells.append(dataclasses.replace(cell, settings=settings))
-  # Leave out the models that are not asked for.
+  # Keep the models that are asked for.
   names = [dict(cell.arguments).get("model", "") for cell in cells]
   for model in models:
     choose("model of the table", model, sorted({*names}))
@@ -345,15 +347,16 @@ def make_cells(
 
 
 def data_settings(task: str, archives: Path | None) -> Pairs:
-  """Returns the fields that name a task's archive and vocabulary, if there."""
+  """Returns the fields of a task's archive and vocabulary, if they exist."""
   if archives is None:
     return ()
+  # Take the first name of each that exists in the folder.
   fields = {"task.archive": DATA[task].archives}
   if task in ("imdb", "ag_news"):
     fields["task.vocabulary"] = VOCABULARIES
-  found = []
+  settings = []
   for field, names in fields.items():
     paths = (archives / name for name in names)
     if path := next((path for path in paths if path.exists()), None):
-      found.append((field, str(path.absolute())))
-  return tuple(found)
+      settings.append((field, str(path.absolute())))
+  return tuple(settings)

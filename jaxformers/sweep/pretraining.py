@@ -27,7 +27,7 @@ MakeSweep = Callable[[Path], Sweep]  # Takes the folder of the runs.
 
 
 class Way(NamedTuple):
-  """How much of a budget is spent on what.
+  """Split of a budget of steps between pre-training and fine-tuning.
 
   Attributes:
     objective: "masked" or "causal"; "" for training from scratch.
@@ -39,7 +39,7 @@ class Way(NamedTuple):
 
   @property
   def title(self) -> str:
-    """Name for people, such as "masked 50%", or "none"."""
+    """Name in tables, such as "masked 50%", or "none"."""
     return f"{self.objective} {self.share:.0%}" if self.share else "none"
 
   @property
@@ -49,7 +49,7 @@ class Way(NamedTuple):
 
 
 def ways(objectives: Sequence[str], shares: Sequence[float]) -> list[Way]:
-  """Returns every objective with every share; training from scratch once.
+  """Returns every objective with every share, and once the way from scratch.
 
   Raises:
     UserError: for an unknown objective, or a share outside of [0, 1).
@@ -70,26 +70,26 @@ def ways(objectives: Sequence[str], shares: Sequence[float]) -> list[Way]:
 
 
 class Phase(NamedTuple):
-  """The runs of a phase: what starts them, and their cell.
+  """Runs of one cell in one phase.
 
   Attributes:
-    sweep: starts the runs.
-    cell: cell of the runs of all seeds.
+    sweep: sweep that starts the runs.
+    cell: cell of the runs, for all seeds.
   """
 
   sweep: Sweep
   cell: Cell
 
   def folder(self, seed: int) -> Path:
-    """Returns the workdir of a run."""
+    """Returns the workdir of the run of a seed."""
     return self.sweep.folder(self.cell, seed)
 
 
 def split_budget(total: int, share: float) -> tuple[int, int]:
-  """Returns the steps of pre-training and of fine-tuning, at least one each.
+  """Splits steps into pre-training and fine-tuning, at least one each.
 
   Raises:
-    UserError: for a budget of less than two steps.
+    UserError: if the budget has fewer than two steps.
   """
   if total < 2:
     raise UserError(
@@ -100,7 +100,7 @@ def split_budget(total: int, share: float) -> tuple[int, int]:
 
 
 def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
-  """Returns a cell of fewer steps, with as much less warm-up."""
+  """Returns a cell with fewer steps, and with proportionally less warm-up."""
   config = sweep.load_config(cell, 0)
   fields: Pairs = (("total_steps", str(steps)),)
   schedule = config.schedule
@@ -108,7 +108,7 @@ def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
     part = max(round(warmup * steps / config.total_steps), 1)
     fields += (("schedule.warmup_steps", str(part)),)
     if schedule.name == "rsqrt":
-      # Its peak is the rate over the root of the warm-up: keep the peak.
+      # The peak is rate / sqrt(warm-up): scale the rate to keep the peak.
       rate = schedule.options["learning_rate"] * (part / warmup) ** 0.5
       fields += (("schedule.learning_rate", f"{rate:.6g}"),)
   more = tuple(pair for pairs in settings for pair in pairs)
@@ -117,13 +117,13 @@ def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
 
 @dataclasses.dataclass
 class Pretraining:
-  """Runs cells in several ways, every way within the steps of its config.
+  """Runs cells in several ways, each way within the steps of its config.
 
   Attributes:
-    make_sweep: makes what starts the runs in a folder.
+    make_sweep: function that returns the sweep of a folder.
     workdir: folder of all runs.
-    first, second: fields of pre-training alone, and of fine-tuning alone.
-    sweeps: those that were made, for their failures.
+    first, second: fields of pre-training only, and of fine-tuning only.
+    sweeps: sweeps that were made so far, kept for their failures.
   """
 
   make_sweep: MakeSweep
@@ -137,10 +137,11 @@ class Pretraining:
     return self.sweeps[-1]
 
   def phases(self, way: Way, cells: Sequence[Cell]) -> list[list[Phase]]:
-    """Returns the phases of a way, and in each the runs of every cell."""
+    """Returns the phases of a way; each phase lists the runs of every cell."""
     if not way.share:
       sweep = self._sweep(way.folder)
       return [[Phase(sweep, cell) for cell in cells]]
+    # Split the steps of every cell between the two phases.
     before, after = (
       self._sweep(way.folder, name) for name in ("pretraining", "tuning")
     )
@@ -158,32 +159,37 @@ class Pretraining:
   def check(
     self, chosen: Sequence[Way], cells: Sequence[Cell], seeds: Sequence[int]
   ) -> None:
-    """Checks all runs of several ways before the first one is started.
+    """Checks all runs of several ways before the first one starts.
 
     Raises:
-      UserError: for a run that could not start, or a model whose pre-trained
-        encoder its fine-tuning could not take over.
+      UserError: if a run could not start, or if fine-tuning could not take over
+        the pre-trained encoder.
     """
     for way in chosen:
+      # Check that every run could start.
       phases = self.phases(way, cells)
       for sweep, begun in _begin_all(phases, seeds):
         for seed in seeds:
           sweep.check([cell for cell, of in begun if of == seed], [seed])
+      # Check that each phase can take over the encoder of the previous one.
       for runs in zip(*phases, strict=True):
         _check_transfer(runs)
 
   def run(
     self, way: Way, cells: Sequence[Cell], seeds: Sequence[int]
   ) -> list[list[tuple[int, list[Result]]]]:
-    """Runs a way; returns for each cell its seeds with results of all phases.
+    """Runs a way with all seeds.
 
-    A seed of which a phase has failed is left out.
+    Returns:
+      For each cell a list of (seed, results of all phases). A seed is left out
+      if one of its phases has failed.
     """
     keys = [(i, seed) for i in range(len(cells)) for seed in seeds]
     done: dict[tuple[int, int], list[Result]] = {key: [] for key in keys}
     for sweep, begun in _begin_all(self.phases(way, cells), seeds):
-      # Leave out what has failed in an earlier phase.
+      # Leave out the runs that failed in an earlier phase.
       runs = {k: b for k, b in zip(keys, begun, strict=True) if k in done}
+      # Run the phase, and keep the runs that have results.
       sweep.submit([*runs.values()])
       results = {key: sweep.run(*pair) for key, pair in runs.items()}
       done = {
@@ -191,6 +197,7 @@ class Pretraining:
         for key, before in done.items()
         if (result := results[key]) is not None
       }
+    # Sort the results by cell.
     return [
       [(seed, done[i, seed]) for seed in seeds if (i, seed) in done]
       for i in range(len(cells))
@@ -199,7 +206,7 @@ class Pretraining:
   def commands(
     self, way: Way, cells: Sequence[Cell], seeds: Sequence[int]
   ) -> list[list[str]]:
-    """Returns the commands of all runs of a way, in their order."""
+    """Returns the commands of all runs of a way, in the order of the runs."""
     phases = self.phases(way, cells)
     for phase in phases:
       phase[0].sweep.check([run.cell for run in phase], seeds, open_data=False)
@@ -213,9 +220,9 @@ class Pretraining:
 def _begin_all(
   phases: Sequence[Sequence[Phase]], seeds: Sequence[int]
 ) -> Iterator[tuple[Sweep, list[tuple[Cell, int]]]]:
-  """Yields what starts the runs of each phase, and their cells and seeds.
+  """Yields the sweep of each phase, with its cells and seeds.
 
-  A run begins with that of the phase before of its own cell and seed.
+  A run begins with the weights of the same cell and seed in the previous phase.
   """
   before: Sequence[Phase | None] = [None] * len(phases[0])
   for phase in phases:
@@ -231,21 +238,23 @@ def _begin_all(
 
 
 def _check_transfer(phases: Sequence[Phase]) -> None:
-  """Raises UserError if a run cannot take over the encoder of the one before.
+  """Raises UserError if a phase cannot take over the encoder of the previous.
 
   Args:
     phases: successive phases of a cell.
   """
+  # Open the task and the parameter shapes of every phase.
   opened = []
   for sweep, cell in phases:
     config = sweep.load_config(cell, 0)
     task = sweep.open_task(config)
     model = models.build(**vars(config.model), **task.sizes())
-    # Shapes alone matter, and zeros take no memory until they are read.
+    # Only shapes matter, and zeros take no memory until they are read.
     params = jax.tree.map(
       lambda leaf: np.zeros(leaf.shape, leaf.dtype), models.shapes(model)
     )
     opened.append((task, params))
+  # Transfer the zeros from each phase to the next one.
   for (source, first), (task, second) in itertools.pairwise(opened):
     leaves_next = source.objective in NEXT and task.objective not in NEXT
     transplant(
@@ -260,7 +269,7 @@ def _check_transfer(phases: Sequence[Phase]) -> None:
 
 
 def _begun(phase: Phase, before: Phase | None, seed: int) -> Cell:
-  """Returns the cell of a run, which begins with that of the phase before."""
+  """Returns the cell of a run that begins with the weights of a phase."""
   if before is None:
     return phase.cell
   begin = (("pretrained", str(before.folder(seed))),)
@@ -274,13 +283,14 @@ COLUMNS = ("run", "pre-training", "steps", "score", "by seed", "train s")
 def table_row(
   title: str, way: Way, results: Sequence[tuple[int, list[Result]]]
 ) -> list[str]:
-  """Returns the row of a cell in one way: scores are of its last phase.
+  """Returns the table row of a cell in one way; its last phase is scored.
 
   Args:
-    title: cell, for people.
-    way: way of its runs.
-    results: seeds, with the results of all phases.
+    title: title of the cell.
+    way: way in which the cell was run.
+    results: for each seed, the results of all phases.
   """
+  # Average the scores over the seeds.
   last = [phases[-1] for _, phases in results]
   metric = last[0]["metric"]
   factor = 1 if metric in ("perplexity", "error") else 100
@@ -288,6 +298,7 @@ def table_row(
   mean = f"{statistics.mean(scores):.2f}"
   if len(scores) > 1:
     mean += f" +- {statistics.stdev(scores):.2f}"
+  # Add up the steps and the times of all phases.
   steps = " + ".join(
     f"{phase['config']['total_steps']:,}" for phase in results[0][1]
   )

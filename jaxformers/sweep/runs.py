@@ -27,9 +27,9 @@ class Sweep:
 
   Attributes:
     workdir: folder that holds the workdirs of all runs.
-    overrides: arguments that go to every run.
-    failed: exit status, or the reason, of each run without results, by folder.
-    missing: reason why the data of a cell cannot be had, by its title.
+    overrides: arguments that are passed to every run.
+    failed: exit status or reason of failure of each run, by its folder.
+    missing: reason why the data of a cell are not available, by its title.
   """
 
   def __init__(self, workdir: Path, overrides: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class Sweep:
     self._tasks: dict[str, tasks.Task | UserError] = {}
 
   def load_config(self, cell: Cell, seed: int) -> RunConfig:
-    """Returns the config of a run as `jaxformers.main` reads it.
+    """Returns the config of a run, as `jaxformers.main` reads it.
 
     Raises:
       UserError: for an argument or a field that the config does not have.
@@ -49,13 +49,14 @@ class Sweep:
     config = configs.load_with(cell.spec, overrides)
     config.seed = seed
     complete = configs.complete(config)
-    # Weights that another run of the sweep will have are not there yet.
+    # Weights that another run of the sweep will write may not exist yet.
     folder = self.folder(cell, seed)
     weights = paths.expand(complete["pretrained"])
     files = ("config.json", "model.json")
     is_there = any((weights / name).exists() for name in files)
     if not is_there and not (folder / "config.json").exists():
       return RunConfig.from_dict(complete)
+    # Take the fields that the weights determine.
     chosen = configs.values_of(overrides)
     return RunConfig.from_dict(origin.take_fields(complete, folder, chosen))
 
@@ -79,7 +80,7 @@ class Sweep:
     return task
 
   def describe_task(self, config: RunConfig) -> dict[str, Any]:
-    """Returns the description of a config's task, which results depend on.
+    """Returns the description of a config's task, on which results depend.
 
     Raises:
       UserError: for data that are not available.
@@ -94,25 +95,25 @@ class Sweep:
     """
     folder, config = self.folder(cell, seed), self.load_config(cell, seed)
     if not (folder / "results.json").exists():
-      return None  # Without preparing its data.
+      return None  # Do not prepare the data of a run without results.
     description = self.describe_task(config)
     return resume.finished_results(folder, config, description)
 
   def check(
     self, cells: Sequence[Cell], seeds: Sequence[int], *, open_data: bool = True
   ) -> list[Cell]:
-    """Returns the cells whose data can be had; the others are in `missing`.
+    """Returns the cells whose data are available; `missing` gets the others.
 
-    Results of finished runs are read, which checks them against their configs.
+    Results of finished runs are read, which checks their configs.
 
     Args:
       cells: cells of the grid.
       seeds: seeds of every cell.
-      open_data: False to leave data, and results of finished runs, alone.
+      open_data: False to read neither the data nor the results of runs.
 
     Raises:
-      UserError: for a run that could not start for another reason than its
-        data, for one that is listed twice, or if no data can be had.
+      UserError: if a run could not start for another reason than its data, if a
+        run is listed twice, or if no data are available.
     """
     if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
       raise UserError(
@@ -127,7 +128,7 @@ class Sweep:
     _check_distinct(cells, cell_configs)
     if not open_data:
       return list(cells)
-    # Prepare the data, and read the results that there are.
+    # Prepare the data, and read the results that exist.
     runnable = []
     for cell, config in zip(cells, cell_configs, strict=True):
       try:
@@ -143,7 +144,7 @@ class Sweep:
     return runnable
 
   def run(self, cell: Cell, seed: int) -> dict[str, Any] | None:
-    """Returns the results of a run, which is trained first if it has none.
+    """Returns the results of a run; trains the run first if it has none.
 
     A run that fails returns None and is added to `failed`.
     """
@@ -151,25 +152,25 @@ class Sweep:
       results = self.read_results(cell, seed)
       if results is None:
         status: int | str = self.train(cell, seed)
-        # The results decide whether a run is done, not its exit status.
+        # The results, not the exit status, decide whether a run is done.
         results = self.read_results(cell, seed)
-    except UserError as error:  # Files that changed since they were checked.
+    except UserError as error:  # Files may have changed since the check.
       results, status = None, str(error)
     if results is None:
       self.failed[str(self.folder(cell, seed))] = status
     return results
 
   def train(self, cell: Cell, seed: int) -> int | str:
-    """Trains and scores; returns the exit status, or why there is none."""
+    """Trains and scores a run; returns its exit status, or why it has none."""
     folder = self.folder(cell, seed)
     print(f"\n== {cell.title} seed {seed} -> {folder}", flush=True)
     return commands.call(self.command(cell, seed))
 
   def submit(self, pairs: Sequence[tuple[Cell, int]]) -> None:
-    """Announces (cell, seed) of the next runs, to start them at once."""
+    """Announces the next runs (cell, seed), which Slurm starts at once."""
 
   def show(self, pairs: Sequence[tuple[Cell, int]]) -> None:
-    """Prints the commands of (cell, seed) that have no results; runs none."""
+    """Prints the commands of runs (cell, seed) without results; runs none."""
     for cell, seed in self.pending(pairs):
       print(shlex.join(self.command(cell, seed)))
 
@@ -193,15 +194,15 @@ class Sweep:
     """Returns the cell with the best value of an axis; None if all fail."""
     key, values = axis
     before = dict(self.failed)
-    # Run every value under the seed, and keep the results that there are.
+    # Run every value with the first seed, and keep the results.
     every = {v: self.run(cell.extended(key, v), seed) for v in values}
     results = {value: result for value, result in every.items() if result}
     if not results:
       return None
     # A value that diverges is a result of tuning, not a failure of the sweep.
     left_out, self.failed = self.failed.keys() - before.keys(), before
-    # Choose the best value and report all. A higher score is better: that of a
-    # loss is negated, which `abs` undoes.
+    # Choose the best value, and print all scores. A higher score is better. The
+    # score of a loss is its negative, which `abs` undoes.
     scores = {value: r["selection_score"] for value, r in results.items()}
     best = max(scores, key=scores.__getitem__)
     select = results[best]["config"]["select"]
@@ -210,7 +211,7 @@ class Sweep:
     for folder in sorted(left_out):
       print(f"   Without results, and left out: {folder}")
     if best in find_ends(values):
-      print(f"   {best} is at the end of the values: try more of {key}.")
+      print(f"   {best} is at the end of the values: try more for {key}.")
     return cell.extended(key, best)
 
   def folder(self, cell: Cell, seed: int) -> Path:
@@ -222,19 +223,20 @@ def _check_distinct(
   cells: Sequence[Cell], cell_configs: Sequence[RunConfig]
 ) -> None:
   """Raises UserError for cells with equal configs or folders."""
+  # Equal configs would train twice, and equal folders would mix their files.
   seen: dict[str, Cell] = {}
   for cell, config in zip(cells, cell_configs, strict=True):
     for key in (json.dumps(config.as_dict(), sort_keys=True), str(cell.folder)):
       if key in seen:
         raise UserError(
           f"{seen[key].title} and {cell.title} are one run: list every run "
-          "once, and do not fix by --config.FIELD=VALUE what the grid varies."
+          "once, and set no field of the grid by --config.FIELD=VALUE."
         )
       seen[key] = cell
 
 
 def find_ends(values: Sequence[str]) -> tuple[str, ...]:
-  """Returns the least and greatest of several numbers; () for other values."""
+  """Returns the least and the greatest of numbers; () for other values."""
   try:
     ordered = sorted(values, key=float)
   except ValueError:
@@ -243,7 +245,7 @@ def find_ends(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def candidates(cells: Iterable[Cell], tuned: Axis | None) -> list[Cell]:
-  """Returns the cells with every value of the axis to tune, if there is one."""
+  """Returns the cells with every value of the tuned axis, if there is one."""
   if tuned is None:
     return list(cells)
   key, values = tuned
@@ -260,27 +262,27 @@ def run_grid(
   """Runs all cells of a grid with all seeds.
 
   Args:
-    sweep: starts the runs.
-    cells: result of `grid.expand`, without the axis to tune.
-    tuned: axis whose best value is chosen under the first seed, or None.
+    sweep: sweep that starts the runs.
+    cells: cells from `grid.expand`, without the tuned axis.
+    tuned: axis whose best value is chosen with the first seed, or None.
     seeds: seeds of every cell.
-    dry_run: True prints the commands of runs without results and runs nothing;
-      with an axis to tune, those of the first seed.
+    dry_run: True to print the commands of runs without results, and to run
+      nothing. With a tuned axis, only the commands of the first seed.
 
   Returns:
-    The results, of the chosen values alone.
+    The results of all runs, only with the chosen values.
 
   Raises:
-    UserError: before the first run, see `Sweep.check`.
+    UserError: before the first run; see `Sweep.check`.
   """
   # Check all runs that may be started.
   runnable = sweep.check(candidates(cells, tuned), seeds, open_data=not dry_run)
   if dry_run:
-    # Which value the other seeds get is only known after tuning.
+    # The value for the other seeds is known only after tuning.
     first = seeds[:1] if tuned else seeds
     sweep.show([(cell, seed) for cell in runnable for seed in first])
     return []
-  # Choose the best value of each cell under the first seed.
+  # Choose the best value of each cell with the first seed.
   chosen: Sequence[Cell | None] = runnable
   if tuned:
     cells = [

@@ -17,7 +17,7 @@ from jaxformers.sweep.runs import Sweep
 
 Parameters = Mapping[str, int | str]
 
-MAX_REQUEUES = 20  # How often a job may reach its time limit and continue.
+MAX_REQUEUES = 20  # Number of times a job may reach its limit and continue.
 DEFAULTS = {
   "job_name": "jaxformers",
   "time": 24 * 60,
@@ -28,10 +28,10 @@ DEFAULTS = {
 
 
 def parse_parameters(text: str) -> dict[str, int | str]:
-  """Returns {KEY: VALUE} of "KEY=VALUE,KEY=VALUE", with numbers as integers.
+  """Parses "KEY=VALUE,KEY=VALUE"; values of digits become integers.
 
   Raises:
-    UserError: for any other text.
+    UserError: for a text of another form.
   """
   parameters: dict[str, int | str] = {}
   for item in text.split(",") if text else ():
@@ -40,12 +40,14 @@ def parse_parameters(text: str) -> dict[str, int | str]:
       raise UserError(f"--slurm {text}: {item!r} is not KEY=VALUE.")
     if not value.isprintable():  # A line break would add a line to the script.
       raise UserError(f"--slurm {key}={value!r}: give a printable value.")
+    # submitit takes numbers as integers.
     is_number = value.isascii() and value.isdigit()
     parameters[key] = int(value) if is_number else value
   return parameters
 
 
 def _check_parameters(parameters: Parameters) -> None:
+  # Check the types of the parameters that a sweep itself reads.
   for name, noun in {"nodes": "number", "time": "number of minutes"}.items():
     if not isinstance(parameters.get(name, 1), int):
       raise UserError(f"--slurm {name}={parameters[name]}: give a {noun}.")
@@ -59,18 +61,18 @@ def _check_parameters(parameters: Parameters) -> None:
 def _make_executor(
   folder: Path, parameters: Parameters, *, dry_run: bool = False
 ) -> Any:
-  """Returns submitit's executor, whose scripts and logs are in a folder.
+  """Returns submitit's executor, with its scripts and logs in a folder.
 
   Args:
     folder: folder of the scripts and logs.
     parameters: parameters of the jobs.
-    dry_run: True for an executor that submits nothing and needs no Slurm.
+    dry_run: True for an executor that needs no Slurm and submits nothing.
   """
   requirements.require("slurm", "--slurm")
   import submitit
 
   class Printer(submitit.SlurmExecutor):
-    """Makes scripts where the programs of Slurm are not installed."""
+    """Executor that makes scripts without the programs of Slurm."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -79,7 +81,7 @@ def _make_executor(
   make = Printer if dry_run else submitit.SlurmExecutor
   try:
     executor = make(folder / "%j", max_num_timeout=MAX_REQUEUES)
-    # The signal before the time limit leaves time to save, with a margin.
+    # Send the signal early enough before the time limit to save.
     executor.update_parameters(
       **DEFAULTS | dict(parameters), signal_delay_s=SECONDS_TO_SAVE + 20
     )
@@ -89,7 +91,7 @@ def _make_executor(
 
 
 class SlurmSweep(Sweep):
-  """Runs of a grid in a workdir, all at once as jobs of Slurm."""
+  """Runs of a grid in a workdir, submitted all at once as jobs of Slurm."""
 
   def __init__(
     self,
@@ -103,12 +105,12 @@ class SlurmSweep(Sweep):
 
     Args:
       workdir: folder that holds the workdirs of all runs.
-      overrides: arguments that go to every run.
+      overrides: arguments that are passed to every run.
       parameters: parameters of the jobs, from `parse_parameters`.
       dry_run: True for a sweep that only prints its script.
 
     Raises:
-      UserError: for unknown parameters, or without Slurm if jobs are submitted.
+      UserError: for unknown parameters, or if jobs are submitted without Slurm.
     """
     # A job need not start in the folder from which it was submitted.
     super().__init__(workdir.absolute(), overrides)
@@ -140,7 +142,7 @@ class SlurmSweep(Sweep):
     ids = {}
     if self._ids_path.exists():
       ids = json.loads(self._ids_path.read_text(encoding="utf-8"))
-    # Find jobs that an earlier sweep submitted, and runs that have none.
+    # Find jobs that an earlier sweep submitted, and runs without a job.
     new: dict[str, Job] = {}
     queued: dict[str, Any] = {}
     for cell, seed in pairs:
@@ -169,8 +171,8 @@ class SlurmSweep(Sweep):
       )
 
   def _find_job(self, job_id: str) -> Any | None:
-    """Returns the job of an id, or None if it has ended or Slurm lost it."""
-    # The tasks of a job are numbered, one for each node.
+    """Returns the job of an id; None if it has ended or Slurm has lost it."""
+    # A job has one task per node, numbered from 0.
     nodes = list(range(self._nodes))
     job = self._executor.job_class(self._executor.folder, job_id, nodes)
     is_done = job.done(force_check=True)
@@ -181,7 +183,7 @@ class SlurmSweep(Sweep):
     """Waits for the job of a run; returns its status, or why there is none."""
     job = self._jobs[str(self.folder(cell, seed))]
     try:
-      # Each node returns a status; the first that is not 0 counts.
+      # Each node returns a status; take the first that is not 0.
       status = next(filter(None, job.results()), 0)
       # A shared file system may show the results with a delay.
       for _ in range(60):
@@ -189,13 +191,13 @@ class SlurmSweep(Sweep):
           return status
         time.sleep(1)
       return f"job {job.job_id} ended with 0 and left no results"
-    except Exception as error:  # The job may raise any kind.
+    except Exception as error:  # A job may raise any kind of error.
       last = str(error).strip().splitlines()[-1:]
       return f"job {job.job_id} {job.state}: {''.join(last)}"
 
 
 def _is_queued(job_id: str) -> bool:
-  """Returns True if Slurm knows a job, or if it cannot be asked."""
+  """Returns True if Slurm knows a job, or if Slurm cannot be asked."""
   try:
     command = ["squeue", "--noheader", "--jobs", job_id]
     done = subprocess.run(command, capture_output=True, check=False)

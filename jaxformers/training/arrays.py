@@ -1,4 +1,4 @@
-"""Arrays of a state on the host: fetched, compared and placed again."""
+"""Arrays of a state on the host: how to fetch, compare and place them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ Shapes = dict[str, list[int]]  # Shape of every leaf, by path.
 
 
 def fetch_to_host(tree: Any) -> Any:
-  """Returns every leaf as a NumPy array, wherever its parts lie.
+  """Returns every leaf as a NumPy array, gathered from all devices.
 
-  Called by all processes together.
+  All processes must call it together.
   """
 
   def fetch(leaf: Any) -> np.ndarray:
+    # Gather an array whose parts lie on other hosts.
     is_array = isinstance(leaf, jax.Array)
     if is_array and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
       leaf = multihost_utils.process_allgather(leaf, tiled=True)
@@ -32,9 +33,9 @@ def fetch_to_host(tree: Any) -> Any:
 
 
 def checksums(tree: Any) -> dict[str, int]:
-  """Returns the CRC-32 of every leaf, by path. orbax has no checksums."""
+  """Returns the CRC-32 of every leaf, by path, since orbax stores none."""
   return {
-    # NumPy's types make arrays buffers from Python 3.12 on.
+    # NumPy's types declare arrays as buffers from Python 3.12 on.
     jax.tree_util.keystr(path): zlib.crc32(
       np.ascontiguousarray(leaf)  # type: ignore[arg-type]
     )
@@ -43,7 +44,7 @@ def checksums(tree: Any) -> dict[str, int]:
 
 
 def place_like(array: np.ndarray, like: Any) -> jax.Array:
-  """Places an array that all hosts have, typed and placed as `like`."""
+  """Places an array that every host holds, with the type of `like`."""
   return put(np.asarray(array, like.dtype), like.sharding)
 
 
@@ -56,18 +57,18 @@ def shapes_of(tree: Any) -> Shapes:
 
 
 def check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
-  """Raises UserError if shapes differ, naming the first leaf.
+  """Raises UserError if shapes differ; names the first leaf that differs.
 
   Args:
     folder: folder of the checkpoint.
-    saved: shapes by path in the checkpoint; see `shapes_of`.
-    wanted: shapes by path that the config gives.
+    saved: shapes in the checkpoint, by path; see `shapes_of`.
+    wanted: shapes that the config requires, by path.
   """
   for name in sorted(wanted.keys() | saved.keys()):
     if wanted.get(name) != saved.get(name):
       before, now = (shapes.get(name, "absent") for shapes in (saved, wanted))
       raise UserError(
-        f"The checkpoint {folder} is of another model: {name} is {before} in "
-        f"it and {now} in this config. Use the config of that run, or another "
-        "--workdir."
+        f"The checkpoint {folder} belongs to another model: {name} is {before} "
+        f"in it and {now} in this config. Use the config of that run, or "
+        "another --workdir."
       )

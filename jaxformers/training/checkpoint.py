@@ -1,4 +1,4 @@
-"""Checkpoints by orbax: the latest two and the best, whole or not at all."""
+"""Checkpoints by orbax: the latest two and the best, complete or absent."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ from jaxformers.training.state import TrainState
 
 @dataclasses.dataclass
 class _Best:
-  """A policy of orbax that keeps the best checkpoint.
+  """Preservation policy of orbax that keeps the best checkpoint.
 
-  The policy of orbax itself reads scores from files without checksums.
+  orbax's own policy reads the scores from files without checksums.
 
   Attributes:
-    step: step of the best; None before the first evaluation.
-    score: score of that step, higher is better; None likewise.
+    step: step of the best checkpoint; None before the first evaluation.
+    score: score of that step, higher is better; None before the first
+      evaluation.
   """
 
   step: int | None = None
   score: float | None = None
 
   def update(self, step: int | None, score: float | None) -> None:
-    """Takes a step if it is better; of equal scores the earliest is best."""
+    """Records a step if it is better; of equal scores the earliest wins."""
     if score is not None and (self.score is None or score > self.score):
       self.step, self.score = step, score
 
   def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
-    """Returns True for the best of the checkpoints. Called by orbax."""
+    """Returns True for the best of the checkpoints; orbax calls it."""
     del context
     return [info.step == self.step for info in checkpoints]
 
 
 class Restored(NamedTuple):
-  """The best checkpoint that is whole.
+  """The best checkpoint that is intact.
 
   Attributes:
     step: step after which it was saved.
     score: score on the selection split, higher is better.
-    state: a `TrainState`.
-    loop_state: content of a `LoopState`, plain JSON.
-    lost: step of a checkpoint that was or may have been better and is damaged;
-      None if there is none.
+    state: `TrainState` of the checkpoint.
+    loop_state: content of its `LoopState`, plain JSON.
+    lost: step of a damaged checkpoint that was or may have been better; None if
+      there is none.
   """
 
   step: int
@@ -69,15 +70,16 @@ class Restored(NamedTuple):
 class Checkpoints:
   """The checkpoints of a run, under `workdir`/checkpoints.
 
-  Saving goes on in the background; a process that is killed meanwhile leaves
-  the checkpoint before. Use as a context manager, which waits for the last.
+  Saving runs in the background. If the process is killed meanwhile, the
+  previous checkpoint remains. Use it as a context manager, which waits for the
+  last save.
 
   Attributes:
     workdir: workdir of the run.
-    description: description of the task, plain JSON; see `Task.description`. It
-      is part of every checkpoint, and must be the same when one is restored.
-    config: config of the run. It is part of every checkpoint as well, and
-      must be one under which that run can go on.
+    description: description of the task as plain JSON; see `Task.description`.
+      Every checkpoint holds it, and a restore requires the same one.
+    config: config of the run. Every checkpoint holds it too, and a restore
+      requires a config under which the run can resume.
   """
 
   def __init__(
@@ -87,7 +89,7 @@ class Checkpoints:
     self.description, self.config = description, config
     self._saving: int | None = None  # Step that may not be on disk yet.
     self._best = _Best()
-    # orbax keeps what any of the policies keeps.
+    # orbax keeps a checkpoint if any policy keeps it.
     keep = ocp.checkpoint_managers
     policy = keep.AnyPreservationPolicy([keep.LatestN(2), self._best])
     options = ocp.CheckpointManagerOptions(preservation_policy=policy)
@@ -101,16 +103,16 @@ class Checkpoints:
       self.wait()
     is_regular = kind is None or issubclass(kind, SystemExit)
     if not is_regular and jax.process_count() > 1:
-      return  # It would wait for others, which may be what has died.
-    # An error that is under way says more than what closing raises after it.
+      return  # Closing would wait for other processes, which may have died.
+    # An error under way says more than an error of closing.
     errors = () if is_regular else (Exception,)
     with contextlib.suppress(*errors):
       self._manager.close()
 
   def steps(self) -> list[int]:
-    """Returns the steps of which there is a whole checkpoint, ascending.
+    """Returns the steps with a complete checkpoint, ascending.
 
-    Waits for one that is being saved, and raises as `wait` does.
+    Waits for a save under way, and raises the errors of `wait`.
     """
     self.wait()
     return sorted(self._manager.all_steps())
@@ -118,31 +120,31 @@ class Checkpoints:
   def save(
     self, state: Any, loop_state: Mapping[str, Any], score: float | None = None
   ) -> None:
-    """Saves a state and what else the run remembers.
+    """Saves a state together with the state of the loop.
 
     Args:
       state: a `TrainState`.
       loop_state: content of a `LoopState`, plain JSON.
       score: score on the selection split, higher is better; None if this step
-        was not evaluated, and then it can be the latest but not the best.
+        was not evaluated, in which case it cannot be the best.
 
     Raises:
       OSError: if the disk is full or absent.
-      DivergedError: if a number is not finite; nothing is saved then.
+      DivergedError: if a value is not finite; nothing is saved.
     """
-    # Refuse a state that is not finite, before anything is written.
+    # Refuse a state that is not finite before anything is written.
     state_on_host = arrays.fetch_to_host(state)
     step = int(state_on_host.step)
     for path, leaf in jax.tree_util.tree_leaves_with_path(state_on_host):
       if not np.isfinite(leaf).all():
         raise DivergedError(
           f"After step {step} {jax.tree_util.keystr(path)} is not finite, so "
-          f"it was not saved. Whole checkpoints: {self.steps() or 'none'}."
+          f"it was not saved. Complete checkpoints: {self.steps() or 'none'}."
         )
-    # One save at a time: the last one has to be on disk.
+    # Only one save runs at a time: wait for the previous one.
     self.wait()
     self._best.update(step, score)
-    # All that is not an array, under one digest.
+    # Save everything besides the arrays under one digest.
     content = {
       "step": step,
       "about": self.description,
@@ -159,6 +161,7 @@ class Checkpoints:
     args = ocp.args.Composite(
       state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
     )
+    # All processes must still see the workdir of the run.
     with disk.saving(f"Step {step}", self.workdir):
       if not processes.all_true(disk.holds_run(self.workdir)):
         raise OSError(errno.EIO, f"{self.workdir}/config.json is not there")
@@ -166,37 +169,38 @@ class Checkpoints:
     self._saving = step
 
   def wait(self) -> None:
-    """Returns when everything saved is on disk. Raises as `save` does."""
+    """Waits until everything saved is on disk; raises as `save` does."""
     if self._saving is None:
       return
     step, self._saving = self._saving, None
     with disk.saving(f"Step {step}", self.workdir):
       self._manager.wait_until_finished()
-      # orbax makes missing folders: it may have saved on another disk.
+      # orbax creates missing folders: it may have saved on another disk.
       folder = self.folder / str(step)
       is_saved = disk.holds_run(self.workdir) and folder.is_dir()
-      # The first process alone is asked: other hosts may see a folder later.
+      # Ask only the first process: other hosts may see a folder later.
       if not processes.broadcast_from_first(is_saved):
         raise OSError(errno.EIO, f"{folder} is not there")
 
   def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
-    """Returns the newest state that is whole; None if there is none yet.
+    """Returns the newest state that is intact; None if there is none yet.
 
-    One that is damaged, or whose checksums differ, is passed over with a
-    message, and renamed to `damaged-<step>` once an older one has been read.
+    A damaged checkpoint is skipped with a warning, and renamed to
+    `damaged-<step>` once an older checkpoint has been read.
 
     Args:
-      like: as in `restore`.
+      like: see `restore`.
 
     Returns:
       The state and the content of its `LoopState`.
 
     Raises:
-      UserError: if there are checkpoints and none is whole, or if they are of
-        another config, of other data, or of a model of other shapes.
-      Exception: whatever else keeps one from being read: no memory, no
-        permission, a disk that does not answer. The checkpoints stay.
+      UserError: if there are checkpoints but none is intact, or if they belong
+        to another config, to other data, or to a model of other shapes.
+      Exception: for any other error of reading, such as too little memory, no
+        permission, or a disk that does not answer. The checkpoints stay.
     """
+    # Try the checkpoints from the newest to the oldest.
     restored, damaged = self._restore_first(
       reversed(self.steps()), like, "Trying the one before."
     )
@@ -204,9 +208,10 @@ class Checkpoints:
       if damaged:
         raise self._none_whole(damaged)
       return None
-    for step in damaged:  # Or a later save of this step would do nothing.
+    # Set damaged ones aside, or a later save of their step would do nothing.
+    for step in damaged:
       self._set_aside(step)
-    # Later saves keep the best of the steps before.
+    # Later saves compare with the best step so far.
     _, state, meta = restored
     self._best.update(meta["best_step"], meta["best_score"])
     return state, meta["memo"]
@@ -214,16 +219,16 @@ class Checkpoints:
   def _restore_first(
     self, steps: Iterable[int], like: Any, advice: str
   ) -> tuple[tuple[int, Any, dict[str, Any]] | None, list[int]]:
-    """Restores the first of several checkpoints that is whole.
+    """Restores the first of several checkpoints that is intact.
 
     Args:
-      steps: steps of the checkpoints.
-      like: as in `restore`.
-      advice: sentence that follows the message about a damaged one.
+      steps: steps of the checkpoints, in the order in which to try them.
+      like: see `restore`.
+      advice: sentence that follows the warning about a damaged checkpoint.
 
     Returns:
-      Its step, state and meta, or None if none is whole; and the steps before
-      it, which are damaged.
+      The step, state and meta of the checkpoint, or None if none is intact; and
+      the damaged steps that were tried before it.
     """
     damaged: list[int] = []
     for step in steps:
@@ -237,11 +242,11 @@ class Checkpoints:
   def _none_whole(self, damaged: list[int]) -> UserError:
     return UserError(
       f"All checkpoints in {self.folder} are damaged (steps {damaged}): "
-      "restore them, or start anew with another --workdir."
+      "restore them, or start again with another --workdir."
     )
 
   def _set_aside(self, step: int) -> None:
-    """Renames a damaged checkpoint to the first name that is free."""
+    """Renames a damaged checkpoint to the first free name."""
     if processes.is_first():
       suffixes = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
       paths = (self.folder / f"damaged-{step}{suffix}" for suffix in suffixes)
@@ -251,25 +256,25 @@ class Checkpoints:
     self._manager.reload()
 
   def restore_best(self, like: Any) -> Restored:
-    """Returns the best state that is whole, and what was saved with it.
+    """Returns the best state that is intact, and what was saved with it.
 
-    If the best is damaged, the best of the others is taken, with a message.
+    If the best checkpoint is damaged, the next best is taken, with a warning.
 
     Args:
-      like: as in `restore`.
+      like: see `restore`.
 
     Raises:
-      UserError: if no checkpoint was evaluated, or none that was is whole, and
-        as `restore`.
+      UserError: if no checkpoint was evaluated, if no evaluated checkpoint is
+        intact, or for a reason of `restore`.
     """
-    # Name damaged checkpoints whose rank is not known.
+    # Warn of damaged checkpoints whose score is unknown.
     scores, unknown = self._rank()
     for step in unknown:
       processes.warn(
         f"The checkpoint {self.folder / str(step)} is damaged, and its score "
         "is not known: it may have been the best."
       )
-    # Take the best that is whole.
+    # Restore the best checkpoint that is intact.
     restored, damaged = self._restore_first(
       scores, like, "It was the best; trying the next best that is left."
     )
@@ -278,13 +283,13 @@ class Checkpoints:
       step, state, meta = restored
       lost = damaged[0] if damaged else None
       return Restored(step, scores[step], state, meta["memo"], lost)
-    # None is: say what to do.
+    # No evaluated checkpoint is intact: say what to do.
     others = sorted({*self.steps()} - {*damaged})
     if damaged and others:
       raise UserError(
-        f"No evaluated checkpoint in {self.folder} is whole (damaged: steps "
-        f"{damaged}): run the training command again, which goes on from step "
-        f"{others[-1]}."
+        f"No evaluated checkpoint in {self.folder} is intact (damaged: steps "
+        f"{damaged}): run the training command again, which continues from "
+        f"step {others[-1]}."
       )
     if damaged:
       raise self._none_whole(damaged)
@@ -296,10 +301,10 @@ class Checkpoints:
   def describe(self) -> tuple[dict[str, Any], arrays.Shapes]:
     """Returns the description of the data, and the shapes of the state.
 
-    Both are those of the latest checkpoint that says them.
+    Both come from the latest checkpoint that can be read.
 
     Raises:
-      UserError: if there is no checkpoint, or none that is whole.
+      UserError: if there is no checkpoint, or no intact one.
     """
     damaged = []
     for step in reversed(self.steps()):
@@ -319,12 +324,12 @@ class Checkpoints:
   def _rank(self) -> tuple[dict[int, float], list[int]]:
     """Returns the scores of evaluated steps, and steps of unknown score.
 
-    Each checkpoint has its score, and that of the best before it; the results
-    have that of the best. So a step has a rank also if its folder is gone or
-    cannot be read.
+    Each checkpoint holds its score and the best score so far, and the results
+    hold the best score. A step therefore has a rank even if its folder is gone
+    or cannot be read.
 
     Returns:
-      Scores by step, the best first; and damaged steps without a score.
+      Scores by step, the best first; and damaged steps of unknown score.
     """
     scores: dict[int, float] = {}
     unknown: list[int] = []
@@ -336,39 +341,39 @@ class Checkpoints:
         continue
       unknown = []  # A later checkpoint knows the best of all before it.
       scores |= {meta["best_step"]: meta["best_score"], step: meta["score"]}
-    # The best may be gone from the disk altogether.
+    # The best checkpoint may be missing from the disk.
     if (self.workdir / "results.json").exists():
       results = workdirs.read_results(self.workdir)
       scores.setdefault(results["best_step"], results["selection_score"])
     unknown = [step for step in unknown if step not in scores]
-    # Leave out what was not evaluated. Of equal scores the earliest is best.
+    # Leave out steps without evaluation. Of equal scores the earliest is best.
     evaluated = {k: v for k, v in scores.items() if v is not None}
     steps = sorted(evaluated, key=lambda step: (-evaluated[step], step))
     return {step: evaluated[step] for step in steps}, unknown
 
   def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns the state of a step, and all else that its checkpoint holds.
+    """Restores the state of a step, and all else that its checkpoint holds.
 
     Args:
       step: one of `steps()`.
-      like: a `TrainState` of arrays, or of their shapes and shardings: the
-        state is placed as they are. Without `opt_state`, the optimiser's state
-        is neither read nor checked.
+      like: `TrainState` of arrays, or of their shapes and shardings; the
+        restored state gets their placement. Without `opt_state`, the state of
+        the optimiser is neither read nor checked.
 
     Returns:
       The state; and a dictionary with its `score`, and the content of its
       `LoopState` under `memo`.
 
     Raises:
-      UserError: if it is of other shapes, of another config, of other data or
-        another protocol, or damaged.
+      UserError: if the checkpoint is damaged, or belongs to a model of other
+        shapes, to another config, to other data or to another protocol.
     """
     damage = None
     try:
       state, meta = self._read(step, like)
     except _DamagedError as error:
       damage = error
-    # All processes pass over a checkpoint that one of them cannot read.
+    # If one process cannot read a checkpoint, all of them skip it.
     if not processes.all_true(damage is None):
       reason = "another process cannot read it"
       raise damage or _DamagedError(self.folder / str(step), reason)
@@ -381,11 +386,11 @@ class Checkpoints:
       The state as NumPy arrays, and the meta.
     """
     folder = self.folder / str(step)
-    # Check that it is of this run.
+    # Check that the checkpoint belongs to this run.
     meta = self._read_meta(step)
     resume.check_checkpoint(folder, meta, self.config)
     resume.check_description(folder, meta["about"], self.description)
-    # Check that it is of this model, and leave out what is not read.
+    # Check that it belongs to this model, without what is not read.
     shapes, crc32 = meta["shapes"], meta["crc32"]
     if like.opt_state is None:
       shapes = _without(shapes, "opt_state/")
@@ -399,7 +404,7 @@ class Checkpoints:
     with _reading(folder):
       handler = ocp.PyTreeCheckpointHandler()
       state = like.replace(**handler.restore(folder / "state", args=args))
-      # Compare bits.
+      # Compare the checksums of all arrays.
       if arrays.checksums(state) != crc32:
         raise ValueError("its checksums differ")
     return state, meta
@@ -409,11 +414,11 @@ class Checkpoints:
     folder = self.folder / str(step)
     with _reading(folder):
       meta = ocp.JsonCheckpointHandler().restore(folder / "meta")
-    # Any of these may be what damage has left.
+    # Any of these can be the result of damage.
     if not isinstance(meta, dict):
       raise _DamagedError(folder, "meta holds no JSON object")
     if meta.pop("digest", None) != workdirs.digest(meta):
-      raise _DamagedError(folder, "the digest of meta is not of its content")
+      raise _DamagedError(folder, "the digest of meta does not match")
     if meta["step"] != step:
       raise _DamagedError(folder, f"it was saved at step {meta['step']}")
     return meta
@@ -424,22 +429,23 @@ def read_best(
 ) -> tuple[Restored, dict[str, Any]]:
   """Returns the best state of a run without its optimiser, and its data.
 
-  Neither its model nor its data are needed: shapes are those that are saved.
+  Neither the model nor the data are needed: shapes come from the checkpoint.
 
   Args:
     workdir: absolute path of the folder of the run.
     config: config of the run.
 
   Returns:
-    As `Checkpoints.restore_best`, on the first device; and the description of
-    the task.
+    The result of `Checkpoints.restore_best`, on the first device; and the
+    description of the task.
 
   Raises:
-    UserError: as `Checkpoints.restore_best`.
+    UserError: see `Checkpoints.restore_best`.
   """
   place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   with Checkpoints(workdir, {}, config) as checkpoints:
     checkpoints.description, shapes = checkpoints.describe()
+    # Make a template of the state from the saved shapes.
     flat = {
       path: jax.ShapeDtypeStruct(shape, np.float32, sharding=place)
       for path, shape in _without(shapes, "opt_state/").items()
@@ -451,7 +457,7 @@ def read_best(
 
 
 class _DamagedError(UserError):
-  """A checkpoint of which something is missing or not what was written."""
+  """A checkpoint that is incomplete, or not what was written."""
 
   def __init__(self, folder: Path, reason: object) -> None:
     first_line = (str(reason).splitlines() or ["no reason given"])[0][:200]
@@ -460,11 +466,11 @@ class _DamagedError(UserError):
 
 @contextlib.contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-  """Runs a block that reads; damage raises `_DamagedError`."""
+  """Runs a block that reads a checkpoint; raises `_DamagedError` for damage."""
   try:
     yield
   except Exception as error:
-    # Too little memory and an absent disk are not damage: they may pass.
+    # Too little memory and an absent disk are no damage: they may be temporary.
     if isinstance(error, MemoryError) or disk.error_number(error):
       raise
     if any(s in str(error) for s in ("RESOURCE_EXHAUSTED", "Out of memory")):

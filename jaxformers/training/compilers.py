@@ -21,8 +21,8 @@ def check_batch(name: str, size: int, parts: int, over: str) -> None:
   """Raises UserError if a batch does not split into equal parts.
 
   Args:
-    name: field of the config that has the size.
-    size: examples of a batch.
+    name: name of the config field with the batch size.
+    size: number of examples in a batch.
     parts: number of equal parts.
     over: noun phrase for the message, such as "4 device(s)".
   """
@@ -36,12 +36,12 @@ def check_batch(name: str, size: int, parts: int, over: str) -> None:
 
 
 def devices() -> list[jax.Device]:
-  """Returns the devices of a run: all that are visible."""
+  """Returns the devices of a run, which are all visible devices."""
   return jax.devices()
 
 
 def layout(spec: str = "") -> Layout:
-  """Returns the layout of a config's `mesh` over all devices."""
+  """Returns the layout of all devices that `config.mesh` describes."""
   return Layout.of(spec, devices())
 
 
@@ -49,25 +49,26 @@ def layout(spec: str = "") -> Layout:
 def compile_jit(
   step: Step, layout: Layout, *, state: Any = None, donate: bool = False
 ) -> tuple[Step, Callable[[Any], Any]]:
-  """Compiles step(state, batch) by jit over the mesh of a layout.
+  """Compiles step(state, batch) with jit over the mesh of a layout.
 
   Args:
-    step: training or evaluation step. Its keyword `axis_name` stays None: the
-      compiler adds the sums over devices.
+    step: training or evaluation step. Its keyword `axis_name` stays None,
+      because the compiler adds the sums over devices.
     layout: placement of the state and the batch.
     state: example of the state of a training step, which returns the next state
-      and sums; None for an evaluation step, which returns sums alone and takes
-      variables where they lie.
-    donate: True to give the first argument's memory to the result.
+      and sums. None for an evaluation step, which returns only sums and takes
+      variables with the placement that they have.
+    donate: True to reuse the memory of the first argument for the result.
 
   Returns:
     The compiled step, and a function that places a host batch for it.
   """
+  # The state keeps its placement, and sums are copied to every device.
   everywhere = layout.sharding()
   placed = None if state is None else layout.state_sharding(state)
   compiled = jax.jit(
     layout.traced(step),
-    in_shardings=(placed, None),  # A batch lies where it was placed.
+    in_shardings=(placed, None),  # A batch keeps its placement.
     out_shardings=everywhere if state is None else (placed, everywhere),
     donate_argnums=(0,) if donate else (),
   )
@@ -78,14 +79,15 @@ def compile_jit(
 def compile_pmap(
   step: Step, layout: Layout, *, state: Any = None, donate: bool = False
 ) -> tuple[Step, Callable[[Any], Any]]:
-  """Compiles step(state, batch) by pmap; the state stays unreplicated.
+  """Compiles step(state, batch) with pmap; the state stays unreplicated.
 
-  Arguments and results are those of `compile_jit`, so checkpoints are the same
-  in both modes. Every process maps its devices, and sums are over the devices
-  of all processes. Nothing is donated: pmap copies the state to the devices.
+  Arguments and results are the same as for `compile_jit`, so both modes share
+  checkpoints. Every process maps over its own devices, and sums run over the
+  devices of all processes. Nothing is donated, because pmap copies the state to
+  the devices.
 
   Raises:
-    UserError: for a layout that splits more than batches.
+    UserError: if the layout splits more than batches.
   """
   del state, donate
   if not layout.splits_batches_alone:
@@ -93,7 +95,7 @@ def compile_pmap(
       'config.parallel="pmap" splits only batches, over all devices: leave '
       'config.mesh empty, or choose parallel="jit".'
     )
-  # The state goes to every device, and one copy of it comes back.
+  # Send the state to every device, and take back one copy of the result.
   mapped = jax.pmap(
     functools.partial(step, axis_name=DATA),
     axis_name=DATA,
@@ -101,7 +103,7 @@ def compile_pmap(
     in_axes=(None, 0),
     out_axes=None,
   )
-  # pmap takes and returns arrays of this process; a state spans all processes.
+  # pmap works on arrays of one process; a state spans all processes.
   local = jax.sharding.Mesh(layout.mesh.local_mesh.devices.ravel(), (DATA,))
   rows = jax.NamedSharding(local, jax.P(DATA))
 
@@ -109,7 +111,7 @@ def compile_pmap(
     return jax.tree.map(layout.replicated, mapped(state, batch))
 
   def place(batch: Any) -> Any:
-    # pmap maps over a first axis of devices.
+    # Add a first axis of devices, over which pmap maps: [devices, rows, ...].
     shape = (local.size, -1)
     split = jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), batch)
     return jax.device_put(split, rows)
@@ -120,5 +122,5 @@ def compile_pmap(
 def compile_step(
   mode: str, step: Step, layout: Layout, **options: Any
 ) -> tuple[Step, Callable[[Any], Any]]:
-  """Compiles by "jit" or "pmap"; see `compile_jit`."""
+  """Compiles a step by the mode "jit" or "pmap"; see `compile_jit`."""
   return COMPILERS[mode](step, layout, **options)

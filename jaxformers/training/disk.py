@@ -1,7 +1,7 @@
-"""Errors of the disk, or the mounted file system, that holds a workdir.
+"""Errors of the disk, or of the mounted file system, that holds a workdir.
 
-A run does not wait for its disk: it ends with one message, and the same command
-goes on from the latest checkpoint once the disk is well again.
+A run does not wait for its disk. It ends with one message, and the same command
+continues from the latest checkpoint once the disk works again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxformers.foundations import durable
 from jaxformers.training import processes
 
-# Codes of a disk, or a mounted file system, that is absent.
+# Error codes of a disk, or of a mounted file system, that is absent.
 _AWAY = (
   errno.EIO,
   errno.ESTALE,
@@ -25,7 +25,7 @@ _AWAY = (
   errno.ETIMEDOUT,
   errno.EHOSTDOWN,
 )
-# How libraries quote these errors, and what file servers answer.
+# Texts with which libraries and file servers report these errors.
 _QUOTED = {
   "Input/output error": errno.EIO,
   "Stale file handle": errno.ESTALE,
@@ -50,8 +50,8 @@ def error_number(error: BaseException) -> int:
 def holds_run(workdir: Path) -> bool:
   """Returns True if a folder is the workdir of a run that has begun.
 
-  A host that has lost a shared file system finds an empty folder in its place,
-  in which orbax would go on as if nothing had happened.
+  A host that has lost a shared file system sees an empty folder instead. There
+  orbax would go on without noticing.
   """
   try:
     return (workdir / "config.json").exists()
@@ -61,27 +61,29 @@ def holds_run(workdir: Path) -> bool:
 
 @contextlib.contextmanager
 def saving(content: str, workdir: Path) -> Iterator[None]:
-  """Runs a block that writes to a workdir.
+  """Runs a block that writes to a workdir, and explains errors of the disk.
 
   Args:
-    content: what the block saves; a message begins with it.
+    content: name of what the block saves, which begins the message.
     workdir: workdir of the run.
 
   Raises:
-    OSError: if the disk is full or absent, with its `errno`. All other errors
-      of the block pass.
+    OSError: if the disk is full or absent, with its `errno`. Other errors of
+      the block are raised unchanged.
   """
   try:
     yield
   except Exception as error:
+    # Find the `errno` of the disk; 0 if the error has another cause.
     number = error_number(error)
-    # A wait that gave up, also because the wall clock has jumped.
+    # A timeout counts as well, even if the wall clock has jumped.
     if isinstance(error, TimeoutError):
       number = number or errno.ETIMEDOUT
     if isinstance(error, FileNotFoundError) and not holds_run(workdir):
       number = errno.EIO
     if not number or processes.explain_lost(error):
       raise
+    # Name the problem, and quote the first line of the error.
     problem = durable.full_disk_reason(error) or "the disk does not answer"
     first_line = (str(error).splitlines() or [type(error).__name__])[0][:200]
     raise OSError(

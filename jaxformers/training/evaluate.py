@@ -1,4 +1,4 @@
-"""Scores of a split, every example counted once."""
+"""Evaluation of a split, with every example counted once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Tick = Callable[[int], None]  # Takes the number of examples done so far.
 
 
 def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
-  """Adds sums that are still on the device to totals.
+  """Adds sums, which may still be on the device, to totals.
 
   Returns:
     Totals in float64 as plain numbers and lists, which JSON can hold.
@@ -35,7 +35,7 @@ def add_sums(total: dict[str, Any], sums: Any) -> dict[str, Any]:
 
 
 def join_rows(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """Returns collected arrays of all batches, without rows of padding."""
+  """Joins the collected arrays of all batches, without rows of padding."""
   is_real = np.concatenate([part["weights"] for part in parts]) > 0
   return {
     name: np.concatenate([part[name] for part in parts])[is_real]
@@ -45,12 +45,14 @@ def join_rows(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 class Evaluator:
-  """Evaluates parameters on a split; compiled once per length of batches.
+  """Evaluates parameters on a split; compiles once per padded length.
 
   Attributes:
-    batch_size: rounded up to a multiple of the parts it is split into.
+    batch_size: number of examples in a batch, rounded up to a multiple of the
+      parts that a batch is split into.
     objective: losses and metric of the model.
-    lengths: lengths that batches are padded to; sequences are cut to the last.
+    lengths: lengths that batches are padded to; longer sequences are cut to the
+      last one.
   """
 
   def __init__(
@@ -63,10 +65,11 @@ class Evaluator:
   ) -> None:
     layout = layout or compilers.layout()
     compilers.check_batch("eval_batch_size", batch_size, 1, "one device")
-    # Rounded up; the last batch is filled with examples of weight 0.
+    # Round up; the last batch is filled with examples of weight 0.
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
+    # Compile the orthogonal matrices apart from the step that uses them.
     prepare = functools.partial(make_variables, model, placement=layout)
     self._prepared = jax.jit(prepare)
     step = functools.partial(eval_step, model=model)
@@ -80,10 +83,10 @@ class Evaluator:
 
     Args:
       params: tree of parameters.
-      split: split of which every example is counted, once.
+      split: split whose examples are counted once each.
       tick: called with the number of examples done so far.
     """
-    # Orthogonal matrices are made once for the whole split.
+    # Compute the orthogonal matrices once for the whole split.
     variables = self._prepared(params)
     total: dict[str, Any] = {}
     waiting: dict[str, Any] = {}
@@ -94,11 +97,12 @@ class Evaluator:
     for number, batch in enumerate(batches, 1):
       processes.restart_stall_timer()
       sums = self._step(variables, batch)
-      # One batch behind, so that host and device work at the same time.
+      # Read the sums one batch late, so that host and device work in parallel.
       if collected := waiting.pop(COLLECTED, None):
         rows.append(jax.device_get(collected))
       total, waiting = add_sums(total, waiting), sums
       tick(min(number * self.batch_size, len(split)))
+    # Read the sums of the last batch.
     if collected := waiting.pop(COLLECTED, None):
       rows.append(jax.device_get(collected))
     means = self.objective.means(add_sums(total, waiting))

@@ -1,7 +1,7 @@
-"""Folders of trained models: written as a whole, and verified when read.
+"""Folders of exported models: written as a whole, and verified when read.
 
-`TrainedModel.save` and `python -m jaxformers export` write them. model.json has
-a digest of every other file; see `digests`.
+`TrainedModel.save` and `python -m jaxformers export` write them. model.json
+holds a digest of every other file; see `digests`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ RECORD = "model.json"
 PARAMETERS = "parameters.safetensors"
 # Fields of model.json that are read, with their types.
 FIELDS = {"model": Mapping, "task": Mapping, "step": int, "imports": str}
-# Codes of a folder that cannot be renamed.
+# Error codes of a folder that cannot be renamed.
 _FIXED = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EROFS)
-_REMEDY = "Copy the folder again, or write it again from the run."
+_REMEDY = "Copy the folder again, or export the run again."
 
 
 def is_exported(folder: Path) -> bool:
-  """Returns True if a folder has the parameters of an exported model."""
+  """Returns True if a folder holds the parameters of an exported model."""
   return (folder / PARAMETERS).is_file()
 
 
 def read_record(folder: Path) -> bytes:
-  """Returns the bytes of model.json, which differ for each save; b"" if none.
+  """Returns the bytes of model.json; b"" if there is none.
+
+  Every save writes different bytes.
 
   Raises:
-    OSError: if it cannot be read.
+    OSError: if model.json cannot be read.
   """
   path = folder / RECORD
   try:
@@ -52,19 +54,20 @@ def read_record(folder: Path) -> bytes:
 
 @contextlib.contextmanager
 def writing(folder: Path, content: Mapping[str, Any]) -> Iterator[Path]:
-  """Yields a folder to write files to, which takes the place of `folder`.
+  """Yields a new folder to write files to, which then replaces `folder`.
 
   See `durable.new_folder`.
 
   Args:
-    folder: folder of the model; missing, empty or one that was written here.
-    content: content of model.json.
+    folder: folder of the model; it must be missing, empty or an exported model.
+    content: content of model.json, without the digests.
 
   Raises:
-    UserError: for a folder with files that were not written here, or one that
-      cannot be replaced, such as the place where a disk is mounted.
+    UserError: if the folder holds other files, or if it cannot be replaced, for
+      example because a disk is mounted there.
   """
   _require_own(folder)
+  # Write into a new folder, and replace the old one when it is complete.
   try:
     with durable.new_folder(folder) as staged:
       yield staged
@@ -79,11 +82,12 @@ def writing(folder: Path, content: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _require_own(folder: Path) -> None:
-  """Raises UserError for a folder that would lose files of somebody else."""
+  """Raises UserError if replacing a folder would delete other files."""
   if not folder.exists():
     return
   if not folder.is_dir() or Path.cwd().is_relative_to(folder.resolve()):
     raise UserError(f"{folder} cannot be replaced: give a new folder.")
+  # model.json lists the files that were written with it.
   try:
     record = json.loads((folder / RECORD).read_bytes())
     written = {RECORD, *record["digests"]}
@@ -97,7 +101,7 @@ def _require_own(folder: Path) -> None:
 
 
 def write_parameters(folder: Path, params: Any) -> None:
-  """Writes the parameters of a model, for `read_export` to find them."""
+  """Writes the parameters of a model, for `read_export`."""
   write_arrays(
     folder / PARAMETERS,
     flax.traverse_util.flatten_dict(jax.device_get(params), sep="/"),
@@ -107,27 +111,30 @@ def write_parameters(folder: Path, params: Any) -> None:
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
   """Writes arrays by their names as a safetensors file."""
   flat = {name: np.asarray(leaf, order="C") for name, leaf in arrays.items()}
-  # `save_file` makes files that nobody else can read.
+  # `save_file` creates files that other users cannot read.
   path.write_bytes(safetensors.numpy.save(flat))
 
 
 def read_export(folder: Path) -> tuple[dict[str, Any], Any, frozenset[str]]:
-  """Reads a folder, and compares all of its files with their digests.
+  """Reads an exported model, and verifies the digests of all of its files.
 
   Returns:
     The content of model.json, the parameters, and the names of all files.
 
   Raises:
-    UserError: for a damaged folder.
+    UserError: if the folder is damaged.
   """
+  # Verify the digests of all files.
   content, files = digests.verify(folder, RECORD, _REMEDY)
   if {PARAMETERS, "vocabulary.json"} - files.keys():
-    raise UserError(f"{folder} is no exported model. {_REMEDY}")
+    raise UserError(f"{folder} is not an exported model. {_REMEDY}")
+  # Check the fields of model.json.
   for field, kind in FIELDS.items():
     if not isinstance(content.get(field), kind):
       raise UserError(
         f"{folder / RECORD} has {field}={content.get(field)!r:.40}. {_REMEDY}"
       )
+  # Read the parameters.
   try:
     flat = safetensors.numpy.load_file(folder / PARAMETERS)
   except (safetensors.SafetensorError, OSError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""The mesh of devices, and where batches and parameters lie on it.
+"""The mesh of devices, and the placement of batches and parameters on it.
 
 A mesh has four axes:
 
@@ -38,7 +38,7 @@ def sizes(spec: str, count: int) -> dict[str, int]:
   """Returns the size of every axis of a mesh.
 
   Args:
-    spec: axes and their sizes, such as "data:4,model:2"; an axis that is left
+    spec: axes and their sizes, such as "data:4,model:2". An axis that is left
       out has size 1, and "" gives all devices to `data`.
     count: number of devices.
 
@@ -57,21 +57,22 @@ def sizes(spec: str, count: int) -> dict[str, int]:
       )
     if axis in shape:
       raise UserError(
-        f"config.mesh={spec!r} names the axis {axis!r} twice: leave one out."
+        f"config.mesh={spec!r} names the axis {axis!r} twice: remove one."
       )
     shape[axis] = int(size)
+  # The product of all sizes must be the number of devices.
   shape = dict.fromkeys(AXES, 1) | shape
   if math.prod(shape.values()) != count:
     raise UserError(
-      f"config.mesh={spec!r} needs {math.prod(shape.values())} devices, and "
-      f"there are {count}: choose sizes whose product is {count}, or leave the "
-      "field empty."
+      f"config.mesh={spec!r} needs {math.prod(shape.values())} devices, but "
+      f"{count} are visible: choose sizes whose product is {count}, or leave "
+      "the field empty."
     )
   return shape
 
 
 def put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-  """Places an array that all processes have."""
+  """Places an array that every process holds in full."""
   array = np.asarray(leaf)
   return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
@@ -97,7 +98,7 @@ class Layout:
 
   @classmethod
   def of(cls, spec: str, devices: list[jax.Device]) -> Layout:
-    """Returns the layout of a config's `mesh` over some devices."""
+    """Returns the layout that `config.mesh` describes for some devices."""
     shape = sizes(spec, len(devices))
     grid = np.array(devices).reshape(*shape.values())
     return cls(Mesh(grid, AXES))
@@ -114,12 +115,12 @@ class Layout:
 
   @functools.cached_property
   def share(self) -> tuple[int, int]:
-    """Index of the share of a batch that this process reads, and their number.
+    """Index of this process's share of a batch, and the number of shares.
 
     Processes that hold the same rows have the same share.
 
     Raises:
-      UserError: if the axes cut through the devices of a process.
+      UserError: if the axes split the devices of a process unevenly.
     """
     # Find the parts of a batch on the devices of this process.
     process = jax.process_index()
@@ -127,17 +128,17 @@ class Layout:
     owners = np.vectorize(lambda device: device.process_index)(grid)
     parts = np.flatnonzero((owners == process).any(1)).tolist()
     first, count = parts[0], len(parts)
-    # A process has whole parts, or a part has whole processes.
+    # A process must hold whole parts, or a part must span whole processes.
     each, local = grid.shape[1], grid.size // jax.process_count()
     is_whole = local % each == 0 or each % local == 0
-    # Parts must be consecutive, and all processes must have as many.
+    # Parts must be consecutive, and every process must hold equally many.
     is_consecutive = parts == list(range(first, first + count))
     is_even = self.parts % count == first % count == 0
     if not (is_whole and is_consecutive and is_even):
       raise UserError(
         f"The mesh {dict(self.mesh.shape)} cuts through the devices of process "
         f"{process}: choose {SEQUENCE!r} and {MODEL!r} so that their product "
-        "divides its devices, or is a multiple of them."
+        "divides its number of devices, or is a multiple of it."
       )
     return first // count, self.parts // count
 
@@ -149,7 +150,7 @@ class Layout:
     return jax.make_array_from_process_local_data(shardings, local, shapes)
 
   def sharding(self, *axes: Any) -> NamedSharding:
-    """Returns the sharding over axes of the mesh; without any: replicated."""
+    """Returns the sharding over axes of the mesh; replicated without axes."""
     return NamedSharding(self.mesh, PartitionSpec(*axes))
 
   def batch_sharding(self, batch: Any) -> Any:
@@ -161,6 +162,7 @@ class Layout:
     """
 
     def split(x: Any) -> NamedSharding:
+      # Split rows over `data` and `fsdp`, and tokens over `sequence`.
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
       place = 2 if x.ndim == 3 else 1
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
@@ -176,8 +178,8 @@ class Layout:
       if n % size:
         raise UserError(
           f"config.mesh splits sequences over {size} devices, and batches of "
-          f"{n} tokens do not split evenly: choose another size of "
-          f"{SEQUENCE!r}, or another config.buckets or length of the task."
+          f"{n} tokens do not split evenly: change the size of "
+          f"{SEQUENCE!r}, config.buckets, or the length of the task."
         )
 
   def state_sharding(self, tree: Any) -> Any:
@@ -187,12 +189,12 @@ class Layout:
     )
 
   def spec(self, path: KeyPath, shape: tuple[int, ...]) -> PartitionSpec:
-    """Returns the axis of the mesh that splits each axis of an array.
+    """Returns the mesh axis that splits each axis of an array.
 
     `model` splits the first axis of stacked orthogonal matrices
     [e, ..., d, d], and the last axis of other arrays with two or more axes.
-    `fsdp` splits the longest axis that is left. An axis is not split if its
-    length does not divide evenly; vectors and scalars are not split.
+    `fsdp` splits the longest remaining axis. An axis is not split if its length
+    does not divide evenly. Vectors and scalars are not split.
 
     Args:
       path: path of the array, as in `jax.tree_util`.
@@ -206,7 +208,7 @@ class Layout:
     place = 0 if stacked else len(shape) - 1
     if (not stacked or len(shape) > 2) and self._splits(shape[place], MODEL):
       axes[place] = MODEL
-    # Split the longest axis that is left over `fsdp`.
+    # Split the longest remaining axis over `fsdp`.
     left = [k for k, axis in enumerate(axes) if axis is None]
     if left := [k for k in left if self._splits(shape[k], FSDP)]:
       axes[max(left, key=shape.__getitem__)] = FSDP
@@ -217,28 +219,29 @@ class Layout:
     return size > 1 and length % size == 0
 
   def place_state(self, state: Any) -> Any:
-    """Places a state that all processes have on the devices of the mesh."""
+    """Places a state that every process holds on the devices of the mesh."""
     return jax.tree.map(put, state, self.state_sharding(state))
 
   def replicated(self, array: jax.Array) -> jax.Array:
-    """Returns an array with copies on the mesh's devices of all processes.
+    """Returns an array that is replicated on the devices of all processes.
 
     Args:
-      array: the same values in all processes, with a copy on each device of
-        this process. Nothing is moved.
+      array: array with equal values in all processes, and a copy on each device
+        of this process. Nothing is moved.
     """
     if array.sharding.device_set == {*self.mesh.devices.flat}:
       return array
+    # Declare the copies of all processes to be one array.
     copies = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(
       array.shape, self.sharding(), copies
     )
 
   def gather(self, params: Any) -> Any:
-    """Returns parameters that are not split over `fsdp`, as a step reads them.
+    """Returns parameters without their split over `fsdp`, for use in a step.
 
-    With split parameters the compiler would reshard the tokens at every product
-    instead.
+    If the parameters stayed split, the compiler would reshard the tokens at
+    every product instead.
     """
     if self.mesh.shape[FSDP] == 1:
       return params
@@ -258,19 +261,21 @@ class Layout:
   ) -> dict[str, Any]:
     """Returns `orthogonal.rotations`, computed by all devices together.
 
-    Each device along the axes `model` and `fsdp` maps a part of the matrices.
+    Each device along the axes `model` and `fsdp` computes a part of the
+    matrices.
 
     Args:
-      params: a tree of parameters.
+      params: tree of parameters.
       orthogonal_map: name of the map, in `orthogonal.MAPS`.
       in_turn: names of parameters whose stacked matrices are applied one after
-        the other: every device gets all of these matrices. Stacks of other
+        the other. Every device gets all of these matrices. Stacks of other
         names, such as experts, are split over `model`.
     """
     parts = self.mesh.shape[MODEL] * self.mesh.shape[FSDP]
     if parts == 1:
       return orthogonal.rotations(params, orthogonal_map)
 
+    # Compute a part of the stack on each device.
     def spread(function: Callable[[jax.Array], jax.Array]) -> Any:
       over = PartitionSpec((MODEL, FSDP))
       shared = jax.shard_map(
@@ -278,12 +283,13 @@ class Layout:
       )
 
       def map_all(a: jax.Array) -> jax.Array:
-        # Every device maps as many matrices; the last may map zeros.
+        # Pad the stack, so that every device computes as many matrices.
         filled = jnp.pad(a, ((0, -len(a) % parts), (0, 0), (0, 0)))
         return shared(filled)[: len(a)]
 
       return map_all
 
+    # Split the results over `model`, or replicate them.
     def constrain(path: KeyPath, q: jax.Array) -> jax.Array:
       name = jax.tree_util.keystr(path[-1:], simple=True)
       is_stacked = q.ndim > 2 and name not in in_turn
@@ -294,7 +300,7 @@ class Layout:
     return jax.tree_util.tree_map_with_path(constrain, matrices)
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a step that JAX traces with the mesh at hand, for its models."""
+    """Returns a step that JAX traces within the mesh, which its models use."""
     if self.mesh.size == 1:
       return step
 

@@ -1,4 +1,4 @@
-"""The one training loop: `run(config, workdir)` trains, scores and reports."""
+"""The training loop: `run(config, workdir)` trains, scores and reports."""
 
 from __future__ import annotations
 
@@ -50,65 +50,71 @@ def run(
   profile: bool = False,
   began: float | None = None,
 ) -> dict[str, Any]:
-  """Trains from the latest checkpoint, if any, to the end; scores the test.
+  """Trains a run to its end and scores it on the test split.
+
+  Training continues from the latest checkpoint, if there is one.
 
   Args:
     config: config of the run, as `jaxformers.config.base` makes it.
-    workdir: folder for checkpoints, metrics and results; made if it is missing.
-    task: task of a user's own examples; None for that of the config.
+    workdir: folder for checkpoints, metrics and results; created if missing.
+    task: task of the caller's own examples; None for the task of the config.
     chosen: paths of the fields that the user has set; see `open_run`.
-    eval_only: True to score the best checkpoint, and do nothing else.
+    eval_only: True to score the best checkpoint without training.
     profile: True to write a trace of ten steps to `workdir`/profile.
     began: value of `time.perf_counter` at the start of the process, from which
-      the wall time is counted; None for the time of this call.
+      the wall time is counted; None to count from this call.
 
   Returns:
     The content of `results.json`.
 
   Raises:
-    UserError: for a config that cannot be trained, a workdir of another, or
-      one in which another run works.
+    UserError: if the config cannot be trained, or if the workdir belongs to a
+      run of another config or is in use by another run.
     DivergedError: at the first loss that is not finite, naming the step.
-    OSError: if the disk of the workdir is full or absent; what was saved before
-      is untouched.
-    SystemExit: with 143 after SIGTERM, with 130 after Ctrl-C, when everything
-      is saved.
-    KeyboardInterrupt: at a second Ctrl-C, or at one outside training.
+    OSError: if the disk of the workdir is full or absent; everything saved
+      before is untouched.
+    SystemExit: after everything is saved: with status 143 after SIGTERM, and
+      with 130 after Ctrl-C.
+    KeyboardInterrupt: at a second Ctrl-C, or at a Ctrl-C outside training.
   """
   began = time.perf_counter() if began is None else began
   show_line(f"Workdir: {workdir}")
   workdir = Path(workdir).absolute()
   if eval_only:
     return _score_again(config, workdir, chosen, began)
+  # Check that the workdir can be written, and lock it.
   resume.check_writable(workdir)
   with contextlib.ExitStack() as stack:
     if processes.is_first():
       stack.enter_context(resume.locked(workdir))
+    # Check the config, prepare the data and build the model.
     opened = open_run(config, workdir, task, chosen)
-    if processes.has_peers():  # One process has nothing to hash its code for.
+    # All processes need the same config, data and code.
+    if processes.has_peers():
       processes.require_same(_identity(opened))
-    # A run that has ended is not run again.
+    # A finished run is not trained again.
     if not profile:
       identity = (workdir, opened.config, opened.task.description())
       results = resume.finished_results(*identity)
       if processes.broadcast_from_first(results is not None):
         begin(opened)
         show_line(
-          f"This run has ended at step {opened.config.total_steps}: nothing "
-          "was trained. Its results are those of results.json."
+          f"This run ended at step {opened.config.total_steps}: nothing was "
+          "trained. Its results are in results.json."
         )
         return results or resume.finished_results(*identity) or {}
+    # Describe the run, then train it.
     for text in summary.introduction(opened):
       show_line(text)
     return _train_and_score(Trainer(opened, began), profile)
 
 
-# Fields that are paths, which may have another name on each host.
+# Fields that hold paths, which may differ between hosts.
 _PATHS = ("data_dir", "pretrained", "task.archive", "task.vocabulary")
 
 
 def _identity(run: Run) -> dict[str, Any]:
-  """Returns all that the processes of a run must have in common."""
+  """Returns everything that the processes of a run must have in common."""
   fields = {
     f"config.{name}": value
     for name, value in configs.flatten(run.config.as_dict()).items()
@@ -124,7 +130,7 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
-  """Trains in a workdir that no other run writes to, and scores the best."""
+  """Trains in a locked workdir, then scores the best checkpoint."""
   run = trainer.run
   with run.checkpoints() as checkpoints, contextlib.ExitStack() as logs:
     # Continue from the latest checkpoint.
@@ -137,7 +143,7 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
     start = int(jax.device_get(trainer.state.step))
     with Preemption() as preemption:
       needed = _plan(trainer, start, profile)
-      # Nothing is logged of a run that does not fit its devices.
+      # Open the logs only after the step is known to fit the device.
       writers = Writers(run.workdir, start, run.config, run.task.protocol)
       logs.enter_context(writers)
       _train(
@@ -150,12 +156,13 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
         needed=needed,
         profile=profile,
       )
-    # Score the best one.
+    # Score the best checkpoint on the test split.
     best = checkpoints.restore_best(trainer.state.without_optimizer())
     seconds = loop_state.train_seconds
     began = time.perf_counter() - trainer.wall_seconds()
     results = _score_test(run, best, trainer.evaluate, seconds, began)
     writers.write_results(results)
+  # The first process writes the results, and the others wait for it.
   if processes.is_first():
     with disk.saving("results.json", run.workdir):
       workdirs.write(run.workdir, "results.json", results)
@@ -171,14 +178,15 @@ def _score_test(
   Args:
     run: run that is scored.
     best: best checkpoint of the run.
-    evaluate: evaluator of its parameters.
-    seconds: training time of the run.
+    evaluate: evaluator of the model.
+    seconds: training time of the run, in seconds.
     began: value of `time.perf_counter` from which the wall time is counted.
   """
   test = run.task.splits["test"]
   with Progress(len(test), 0, "test", unit="example") as progress:
     tick = functools.partial(progress.update, batch_size=1)
     scores = evaluate(best.state.scored, test, tick)
+  # Compare with the scores of the trivial rules.
   baselines = rules.scores(run.task, run.config.data_dir, show_line)
   return summary.describe_results(
     run, scores, best, baselines, train_seconds=seconds, began=began
@@ -192,13 +200,13 @@ def _score_again(
   began: float,
 ) -> dict[str, Any]:
   """Scores the best checkpoint of a trained run; writes nothing."""
-  # Parameters alone, on the devices that there are now.
+  # Restore only the parameters, onto the devices that are visible now.
   run = open_trained_run(workdir, config, chosen)
   with run.checkpoints() as checkpoints:
     best = checkpoints.restore_best(run.scored_template())
   seconds = best.loop_state["train_seconds"]
   results = _score_test(run, best, make_evaluator(run), seconds, began)
-  # Times are those of the run, not of scoring it again.
+  # Keep the times that the training has written into the results.
   if (workdir / "results.json").exists():
     before = workdirs.read_results(workdir)
     kept = ("train_seconds", "wall_seconds", "metrics_records")
@@ -207,10 +215,12 @@ def _score_again(
 
 
 def _plan(trainer: Trainer, start: int, profile: bool) -> int:
-  """Returns the bytes that a step needs on one device; 0 if none is left.
+  """Returns the memory of a step on one device, in bytes.
+
+  The result is 0 if no step is left, or if the memory is unknown.
 
   Raises:
-    UserError: if a step does not fit, or if too few are left for a profile.
+    UserError: if a step does not fit, or if too few steps are left to profile.
   """
   left = trainer.run.config.total_steps - start
   if profile and left < PROFILED[1]:
@@ -232,7 +242,10 @@ def _train(
   needed: int,
   profile: bool,
 ) -> None:
-  """Trains to the end, or to where patience ends; updates `loop_state`."""
+  """Trains to the last step or until patience runs out.
+
+  Updates `loop_state`.
+  """
   c = trainer.run.config
   total, folder = c.total_steps, trainer.run.workdir / "profile"
   if start == total:
@@ -243,31 +256,35 @@ def _train(
     contextlib.closing(trainer.batches(start)) as batches,
     contextlib.ExitStack() as trace,
   ):
-    # `batches` reads ahead in a thread, and `trace` holds an open profile.
+    # `batches` reads ahead in a thread; `trace` holds an open profile.
     loop = _Loop(trainer, loop_state, checkpoints, writers, progress)
     loop.announce(start, needed)
     for step in range(start + 1, total + 1):
+      # Stop early if the evaluations no longer improve.
       if loop.is_out_of_patience():
         break
+      # Trace the steps of `PROFILED`.
       if profile and step == start + PROFILED[0]:
         trace.enter_context(jax.profiler.trace(folder))
+      # Start the step. The first one compiles: wait for it, and do not time it.
       loop.step(step, next(batches))
-      if step == start + 1:  # It compiles: wait for it, and do not measure it.
+      if step == start + 1:
         loop.announce_first_step()
       if step == start + PROFILED[1] - 1:
-        loop.settle()  # The trace holds the end of its last step.
+        loop.settle()  # The trace must hold the end of its last step.
         trace.close()
-      stop = preemption.stop_signal(step)  # Once: it may change while we save.
+      # Read the signal once: it may change while the state is saved.
+      stop = preemption.stop_signal(step)
       loop.boundary(step, bool(stop))
       if stop:
         loop.leave(step, stop)
-    # Steps after the last checkpoint, where patience ended the run.
+    # Count the steps after the last checkpoint, where patience ended the run.
     loop.update_times()
 
 
 @dataclasses.dataclass
 class _Loop:
-  """Work of a step and of the boundaries between steps."""
+  """Runs the steps, and logs, evaluates and saves between them."""
 
   trainer: Trainer
   loop_state: LoopState
@@ -279,27 +296,27 @@ class _Loop:
     self.config = self.trainer.run.config
     self._metric = self.trainer.run.objective.metric
     self._carried_seconds = self.loop_state.train_seconds
-    # Step that has been started but not read, and its sums.
+    # The step that has been started but not read yet, and its sums.
     self._waiting: tuple[int, Any] | None = None
 
   def announce(self, start: int, needed: int) -> None:
-    """Shows what a run begins with, and warns of a schedule of only warm-up.
+    """Shows where the run starts, and warns if the whole run is warm-up.
 
     Args:
       start: step that the run continues from.
-      needed: bytes that a step needs on each device; 0 if not known.
+      needed: bytes that a step needs on each device; 0 if unknown.
     """
     total = self.config.total_steps
     if start:
-      self.progress.line(f"Going on from step {start} of {total}.")
+      self.progress.line(f"Resuming from step {start} of {total}.")
     if self.trainer.origin:
       self.progress.line(origin.describe(self.trainer.origin))
     warmup_steps = self.config.schedule.warmup_steps
     if total <= warmup_steps:
       self.progress.line(
         f"Note: schedule.warmup_steps={warmup_steps} is not less than "
-        f"total_steps={total}, so the whole run is warm-up. Set both, such "
-        f"as --config.schedule.warmup_steps={total // 10}."
+        f"total_steps={total}, so the whole run is warm-up. Lower it, for "
+        f"example by --config.schedule.warmup_steps={total // 10}."
       )
     if needed:
       parts = self.trainer.parts
@@ -310,71 +327,77 @@ class _Loop:
       )
 
   def announce_first_step(self) -> None:
-    """Waits for the first step, and shows when it was done."""
+    """Waits for the first step, and shows its time since the start."""
     self.settle()
     seconds = self.trainer.wall_seconds()
     self.progress.line(f"First step done {seconds:.1f} s after the start.")
 
   def is_out_of_patience(self) -> bool:
-    """Returns True, and says so, where evaluations have stopped improving."""
+    """Returns True, and reports it, if evaluations have stopped improving."""
     worse = self.loop_state.worse
     if not 0 < self.config.patience <= worse:
       return False
     self.progress.line(
-      f"Stopped early: no better for {worse} evaluations. A greater "
-      "config.patience goes on."
+      f"Stopped early: no better for {worse} evaluations. Raise "
+      "config.patience to continue."
     )
     return True
 
   def leave(self, step: int, signal: int) -> None:
-    """Ends the process, which a launcher or the user starts again.
+    """Waits for the checkpoint, and exits with the status of the signal.
+
+    A launcher or the user can then start the run again.
 
     Args:
-      step: last step, which is saved.
+      step: last step, which has been saved.
       signal: number of the signal that stops the run.
     """
     self.checkpoints.wait()
     name = STOP_SIGNALS[signal]
-    self.progress.line(f"{name}: saved step {step}; run again to go on.")
+    self.progress.line(f"{name}: saved step {step}; run again to continue.")
     sys.exit(128 + signal)
 
   def update_times(self) -> None:
-    """Adds the times of this process to those of the processes before it."""
+    """Adds the times of this process to the times of earlier processes."""
     seconds = self.progress.clock.seconds
     self.loop_state.train_seconds = self._carried_seconds + seconds
     self.loop_state.wall_seconds = self.trainer.wall_seconds()
 
   def step(self, step: int, batch: Any) -> None:
-    """Starts a step, and reads the sums of the one before meanwhile."""
+    """Starts a step, and meanwhile reads the sums of the previous one."""
     trainer = self.trainer
     processes.restart_stall_timer()
-    # Under jit no array moves by itself; pmap copies the state to its devices.
+    # Forbid implicit transfers under jit; pmap copies the state to its devices.
     guard = "disallow" if self.config.parallel == "jit" else "allow"
     with jax.transfer_guard(guard):
       trainer.state, sums = trainer.train_step(trainer.state, batch)
-    # The device is at work on this step while the host reads the last sums.
+    # The device computes this step while the host reads the previous sums.
     self.settle()
     self._waiting = (step, sums)
 
   def settle(self) -> None:
-    """Waits for the last step and adds its sums, which must be finite."""
+    """Waits for the started step, and adds its sums to the window.
+
+    Raises:
+      DivergedError: if the sums are not finite.
+    """
     if self._waiting is None:
       return
     (step, sums), self._waiting = self._waiting, None
     self.loop_state.window = add_sums(self.loop_state.window, sums)
-    # One term that is not finite makes its sum so.
+    # A single term that is not finite makes the whole sum not finite.
     if not math.isfinite(self.loop_state.window["objective"]):
       saved = self.checkpoints.steps()
       raise DivergedError(
-        f"The loss of step {step} is not finite. The latest checkpoint is of "
-        f"step {saved[-1] if saved else 'none'}; lower the learning rate, "
-        "clip gradients, or look at the data of that step."
+        f"The loss of step {step} is not finite. Latest checkpoint: "
+        f"step {saved[-1] if saved else 'none'}. Lower the learning rate, clip "
+        "gradients, or look at the data of that step."
       )
     self.progress.update(step, self.config.batch_size)
 
   def boundary(self, step: int, is_preempted: bool) -> None:
-    """Logs, evaluates and saves where it is due after a step."""
-    # The last step is logged, evaluated and saved whatever the intervals are.
+    """Logs, evaluates and saves after a step, where each is due."""
+    # The last step is always logged, evaluated and saved.
     c = self.config
     is_last = step == c.total_steps
     is_log, is_evaluation, is_checkpoint = (
@@ -388,14 +411,14 @@ class _Loop:
       self.settle()
       with self.progress.phase("saving"):
         self.update_times()
-        # Memory that a resumed run needs besides its state.
+        # Everything besides the model state that a resumed run needs.
         content = dataclasses.asdict(self.loop_state)
         self.checkpoints.save(self.trainer.state, content, score)
 
   def _log(self, step: int) -> None:
     """Writes the means over all steps since the last log line."""
     self.settle()
-    # A new window begins with the next step.
+    # The next step begins a new window.
     means = self.trainer.run.objective.means(self.loop_state.window)
     self.loop_state.window = {}
     batch_size = self.config.batch_size
@@ -403,7 +426,7 @@ class _Loop:
     assert schedule is not None  # The run has an optimiser.
     scalars = {
       **_without_count("train", means),
-      # The rate of the update that led to this step.
+      # Learning rate of the update that led to this step.
       "learning_rate": float(schedule(step - 1)),
       "examples_per_second": self.progress.clock.rate() * batch_size,
     }
@@ -415,10 +438,10 @@ class _Loop:
     )
 
   def _evaluate(self, step: int) -> float:
-    """Scores the selection split; returns the score that selects."""
+    """Scores the selection split; returns the score that ranks checkpoints."""
     self.settle()
     trainer, loop_state = self.trainer, self.loop_state
-    # The split called validation is the test split under some protocols.
+    # Under some protocols the selection split is the test split.
     split, task = trainer.run.selection_split, trainer.task
     name = summary.split_title(task.name, task.selection)
 
@@ -431,9 +454,9 @@ class _Loop:
     if not math.isfinite(scores["loss"]):
       raise DivergedError(
         f"The {name} loss after step {step} is not finite; that step was not "
-        f"saved. Whole checkpoints: {self.checkpoints.steps() or 'none'}."
+        f"saved. Complete checkpoints: {self.checkpoints.steps() or 'none'}."
       )
-    # Compare with the best so far, for patience.
+    # Compare with the best score so far, for patience.
     score = trainer.run.selection_score(scores)
     note = ""
     loop_state.worse += 1
@@ -449,5 +472,5 @@ class _Loop:
 
 
 def _without_count(prefix: str, means: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns means as scalars of a prefix, such as "train/loss"."""
+  """Returns the means under names with a prefix, such as "train/loss"."""
   return {f"{prefix}/{key}": means[key] for key in means if key != "count"}

@@ -1,6 +1,6 @@
 """Losses and metrics, as sums over examples.
 
-Nothing is divided before the end, so that every example counts the same on any
+Sums are divided only at the end, so that every example counts the same on any
 number of devices and in any number of parts.
 """
 
@@ -19,7 +19,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry
 
 LOSSES: Registry = Registry("objective")
-MANY_CLASSES = 100  # From here on top-5 accuracy is counted, too.
+MANY_CLASSES = 100  # From this number on, top-5 accuracy is counted, too.
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
@@ -30,20 +30,20 @@ class Objective:
   """Loss and metric of a kind of model, as functions of a batch.
 
   Attributes:
-    metric: name of the score that papers quote.
+    metric: name of the score that papers report.
     higher: True if a higher metric is better.
     inputs: names of the arrays of a batch that are arguments of the model.
     sums: maps (output of the model, batch, sown losses, label smoothing) to the
-      sum to minimise, and to the sums to report: `objective` (the same),
+      sum to minimise, and to the sums to report: `objective` (the same sum),
       `loss`, `count` and more.
     means: maps sums over a split to plain numbers: `loss`, `count` and the
-      metric. The one division.
+      metric. This is the only division.
     collect: maps (output of the model, batch) to arrays [b] for a metric that
-      is not a mean over examples; `weights` of the batch is joined to them.
-      `Split.score` maps the arrays of a whole split, without padding, to the
-      metric. None for a metric that `means` has.
+      is not a mean over examples. The `weights` of the batch are added to these
+      arrays, and `Split.score` maps the arrays of a whole split, without
+      padding, to the metric. None if `means` has the metric.
     sees_batch: True if the loss of an example depends on the other examples of
-      its batch, so that a batch is not divided unless the config says so.
+      its batch. Such a batch is divided only if the config says so.
   """
 
   metric: str
@@ -56,11 +56,11 @@ class Objective:
 
 
 def sown_losses(collection: Any, count: int) -> jax.Array:
-  """Returns the sum of all losses that a model has sown, float32 [b].
+  """Returns the sum of all sown losses of each example, float32 [b].
 
   Args:
-    collection: Linen collection `losses`, which may be empty; every leaf is
-      [b], one value per example, or [2 b] for pairs, whose mean counts.
+    collection: Linen collection `losses`, which may be empty. Every leaf has
+      one value per example, [b], or two per pair, [2 b], whose mean counts.
     count: number of examples b.
   """
   return sum(
@@ -70,7 +70,7 @@ def sown_losses(collection: Any, count: int) -> jax.Array:
 
 
 def _summed(values: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns the weighted sum; weight 0 silences even NaN."""
+  """Returns the weighted sum; a weight of 0 hides even NaN."""
   return jnp.where(weights > 0, weights * values, 0).sum()
 
 
@@ -81,17 +81,18 @@ def classification(
 
   Args:
     logits: float32 [b, c].
-    batch: `targets` int32 [b] and `weights` float32 [b], 0 for padding. Of
-      images that are mixed of two, also `others` int32 [b], the class of the
-      other, and `shares` float32 [b], the share of `targets`.
+    batch: `targets` int32 [b] and `weights` float32 [b], 0 for padding. For
+      images that are mixed from two, also `others` int32 [b], the class of the
+      second image, and `shares` float32 [b], the share of `targets`.
     extra: float32 [b], sown losses, added to the loss that is minimised.
     smoothing: share of the target that is spread over all classes in the loss
       that is minimised (Szegedy et al. 2016); `loss` has none.
 
   Returns:
     The sum to minimise, and the sums to report, float32 scalars: `objective`
-    (the same), `loss` (cross-entropy alone), `correct` (by the target with the
-    greater share), `count`, and from a hundred classes on `correct_top5`.
+    (the same sum), `loss` (cross-entropy without smoothing), `correct` (counted
+    by the class with the greater share), `count`, and with `MANY_CLASSES` or
+    more classes `correct_top5`.
   """
   weights, targets = batch["weights"], batch["targets"]
   log_p = jax.nn.log_softmax(logits, axis=-1)
@@ -99,17 +100,18 @@ def classification(
   def cross_entropy(classes: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_p, classes[:, None], 1)[:, 0]
 
-  # Cross-entropy, shared by both classes of a mixed image.
+  # Cross-entropy, shared between both classes of a mixed image.
   loss, truth = cross_entropy(targets), targets
   if "others" in batch:
     share, others = batch["shares"], batch["others"]
     loss = share * loss + (1 - share) * cross_entropy(others)
     truth = jnp.where(share >= 0.5, targets, others)
-  # Accuracy.
+  # Count correct predictions.
   hits = {"correct": (weights * (logits.argmax(-1) == truth)).sum()}
   if logits.shape[-1] >= MANY_CLASSES:
     _, top5 = jax.lax.top_k(logits, 5)
     hits["correct_top5"] = (weights * (top5 == truth[:, None]).any(-1)).sum()
+  # Smooth the targets of the loss that is minimised.
   smoothed = _smooth(loss, log_p, smoothing)
   return _report(loss, smoothed, extra, weights, hits)
 
@@ -124,10 +126,10 @@ def _report(
   """Returns the sum to minimise, and the sums to report.
 
   Args:
-    loss, smoothed, extra: [b], losses of each example: as it is reported, as it
-      is minimised, and sown ones that are minimised as well.
+    loss, smoothed, extra: [b], losses of each example: the reported loss, the
+      minimised loss, and the sown losses, which are minimised as well.
     weights: [b], 0 for padding.
-    others: other sums to report.
+    others: further sums to report.
   """
   objective = _summed(smoothed, weights) + _summed(extra, weights)
   sums = {"loss": _summed(loss, weights), "count": weights.sum(), **others}
@@ -135,12 +137,12 @@ def _report(
 
 
 def _smooth(loss: jax.Array, log_p: jax.Array, smoothing: float) -> jax.Array:
-  """Returns the cross-entropy of targets of which a share is spread out.
+  """Returns (1 - s) loss - s mean(log_p), the loss of smoothed targets.
 
   Args:
-    loss: [...], cross-entropy of the targets alone.
+    loss: [...], cross-entropy of the targets without smoothing.
     log_p: [..., c], log-probabilities of all classes.
-    smoothing: share of the target that is spread over all classes.
+    smoothing: share s of the target that is spread over all classes.
   """
   if not smoothing:
     return loss
@@ -148,7 +150,7 @@ def _smooth(loss: jax.Array, log_p: jax.Array, smoothing: float) -> jax.Array:
 
 
 def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns `loss`, `accuracy`, `count`; `accuracy_top5` where it was counted.
+  """Returns `loss`, `accuracy`, `count`, and `accuracy_top5` if counted.
 
   Args:
     total: sums of `classification` over a split.
@@ -164,20 +166,20 @@ def classification_means(total: Mapping[str, Any]) -> dict[str, Any]:
 def language(
   log_p: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """Returns the negative log-likelihood, summed over tokens with weight.
+  """Returns the negative log-likelihood, summed over weighted tokens.
 
   Args:
     log_p: log-probabilities of the targets, float32 [b, n].
-    batch: `weights` float32 [b, n].
-    extra: float32 [b], sown losses, added to the loss that is minimised, once
+    batch: `weights` float32 [b, n], 0 for tokens that do not count.
+    extra: float32 [b], sown losses, which are added to the minimised loss once
       per sequence.
     smoothing: must be 0.
 
   Raises:
-    UserError: for any smoothing.
+    UserError: if smoothing is not 0.
   """
   _refuse_smoothing(smoothing)
-  # Sum over tokens; a sequence with any weight counts its sown losses once.
+  # Sum over tokens; sown losses count once per sequence with any weight.
   weights = batch["weights"]
   loss = _summed(-log_p, weights)
   objective = loss + _summed(extra, weights.max(1))
@@ -186,11 +188,11 @@ def language(
 
 
 def _refuse_smoothing(smoothing: float) -> None:
-  """Raises UserError for label smoothing where nothing has classes."""
+  """Raises UserError for label smoothing of a model without classes."""
   if smoothing:
     raise UserError(
-      f"label_smoothing={smoothing} is for classes: set it to 0 for models of "
-      "tokens, values, answers or sentences."
+      f"label_smoothing={smoothing} applies to classes only: set it to 0 for "
+      "models of tokens, values, answers or sentences."
     )
 
 
@@ -201,7 +203,7 @@ def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
     total: sums of `language` over a split.
   """
   loss = float(total["loss"]) / max(float(total["count"]), 1.0)
-  # The exp of more would overflow.
+  # Avoid an overflow of the exponential.
   perplexity = math.exp(loss) if loss < 700 else math.inf
   return {"loss": loss, "perplexity": perplexity, "count": int(total["count"])}
 
@@ -209,16 +211,16 @@ def language_means(total: Mapping[str, Any]) -> dict[str, Any]:
 def values(
   predicted: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """Returns the absolute error, summed over tokens with weight.
+  """Returns the absolute error, summed over weighted tokens.
 
   Args:
     predicted: float32 [b, n].
     batch: `targets` and `weights`, float32 [b, n].
-    extra: float32 [b], sown losses, as in `language`.
+    extra: float32 [b], sown losses; see `language`.
     smoothing: must be 0.
 
   Raises:
-    UserError: for any smoothing.
+    UserError: if smoothing is not 0.
   """
   return language(
     -jnp.abs(predicted - batch["targets"]), batch, extra, smoothing
@@ -226,7 +228,7 @@ def values(
 
 
 def values_means(total: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns `loss`, the same as `error`, the mean absolute one, and `count`.
+  """Returns the mean absolute error as `loss` and `error`, and `count`.
 
   Args:
     total: sums of `values` over a split.
@@ -238,38 +240,38 @@ def values_means(total: Mapping[str, Any]) -> dict[str, Any]:
 def segmentation(
   logits: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """Returns cross-entropy of pixels, and the areas that give mean IoU.
+  """Returns the cross-entropy of pixels, and the areas for mean IoU.
 
   Differs from Segmenter: the mean is over the counted pixels of each image and
-  then over images, so that every image weighs the same; theirs is over all
-  pixels of a batch.
+  then over images, so that every image has the same weight; Segmenter averages
+  over all pixels of a batch.
 
   Args:
     logits: float32 [b, h, w, c].
-    batch: `targets` int32 [b, h, w], -1 where a pixel is not to be counted, and
+    batch: `targets` int32 [b, h, w], -1 for pixels that do not count, and
       `weights` float32 [b].
     extra: float32 [b], sown losses, added to the loss that is minimised.
-    smoothing: as in `classification`.
+    smoothing: see `classification`.
 
   Returns:
-    As `classification`, where the loss is the mean over an image's counted
-    pixels and `count` is the number of images; and the number of pixels of
-    every class, float32 [c]: `hits` (right), `predicted` and `labelled`. These
-    are exact up to 2^24 per batch.
+    The results of `classification`, where the loss is the mean over the counted
+    pixels of an image and `count` is the number of images. The sums also have
+    the number of pixels of each class, float32 [c]: `hits` (correct),
+    `predicted` and `labelled`. They are exact up to 2^24 per batch.
   """
   weights, targets = batch["weights"], batch["targets"]
-  # Replace labels that are not counted by a class that exists.
+  # Replace labels that do not count by a class that exists.
   counted = targets >= 0
   safe = jnp.where(counted, targets, 0)
   log_p = jax.nn.log_softmax(logits, axis=-1)
-  # Cross-entropy of every pixel, and its mean over each image.
+  # Cross-entropy of every pixel [b, h, w], and its mean over each image [b].
   loss = -jnp.take_along_axis(log_p, safe[..., None], -1)[..., 0]
   num_pixels = jnp.maximum(counted.sum((1, 2)), 1)
 
   def mean_per_image(loss: jax.Array) -> jax.Array:
     return jnp.where(counted, loss, 0).sum((1, 2)) / num_pixels
 
-  # Areas, of images that are not padding.
+  # Areas of all classes, without images that are padding.
   is_real = weights[:, None, None] > 0
   areas = confusion_areas(logits.argmax(-1), targets, logits.shape[-1], is_real)
   smoothed = mean_per_image(_smooth(loss, log_p, smoothing))
@@ -283,14 +285,14 @@ def confusion_areas(
 
   Args:
     predicted: int32 [...], predicted classes.
-    targets: int32 [...], -1 where a pixel is not counted at all.
+    targets: int32 [...], -1 for pixels that do not count.
     classes: number of classes c.
-    real: [...], False where a pixel is not counted either.
+    real: [...], False for further pixels that do not count.
   """
   counted = (targets >= 0) & real
 
   def area(labels: jax.Array, where: jax.Array) -> jax.Array:
-    # Pixels that do not count get a class after the last, which is cut off.
+    # Give pixels that do not count an extra class, which is cut off.
     bins = jnp.where(where, labels, classes).ravel()
     return jnp.bincount(bins, length=classes + 1)[:-1].astype(jnp.float32)
 
@@ -304,9 +306,9 @@ def confusion_areas(
 def segmentation_means(total: Mapping[str, Any]) -> dict[str, Any]:
   """Returns `loss`, `mean_iou`, pixel `accuracy` and `count` of images.
 
-  Intersection over union is that of the whole split, class by class; the mean
-  is over the classes that a label or a prediction has, as in
-  mmsegmentation, whose numbers the papers quote.
+  Intersection over union is computed per class over the whole split. The mean
+  is over the classes that a label or a prediction has, as in mmsegmentation,
+  whose numbers the papers report.
 
   Args:
     total: sums of `segmentation` over a split.
@@ -349,13 +351,14 @@ def spans(
   Source: Devlin et al. 2019, section 4.2: the mean of both cross-entropies.
 
   Args:
-    logits: float32 [b, n, 2], of the first and of the last token.
-    batch: `targets` int32 [b, 2], places of these tokens, and `weights` [b].
-    extra: float32 [b], sown losses, as in `classification`.
+    logits: float32 [b, n, 2], for the first and for the last token.
+    batch: `targets` int32 [b, 2], positions of these tokens, and `weights` [b].
+    extra: float32 [b], sown losses; see `classification`.
     smoothing: must be 0.
 
   Returns:
-    As `classification`; `correct` counts answers with both ends right.
+    The results of `classification`; `correct` counts answers with both ends
+    right.
   """
   _refuse_smoothing(smoothing)
   weights, targets = batch["weights"], batch["targets"]
@@ -370,8 +373,8 @@ def spans(
 def best_spans(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
   """Returns the best answer in each window of a text.
 
-  Differs from BERT's code, which searches the 20 best first and last tokens:
-  all answers of up to `MAX_ANSWER` tokens are searched.
+  Differs from BERT's code, which searches only the 20 best first and last
+  tokens: this searches all answers of up to `MAX_ANSWER` tokens.
 
   Args:
     logits: float32 [b, n, 2].
@@ -379,18 +382,20 @@ def best_spans(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
       only continue or end, 0 elsewhere; `numbers` int32 [b], of the windows.
 
   Returns:
-    `numbers`; `scores` float32 [b], the sum of both logits, -inf where no
-    answer can begin; `starts` and `stops` int32 [b], places of the first and
-    the last token.
+    `numbers`; `scores` float32 [b], the sum of both logits, -inf if no answer
+    can begin; `starts` and `stops` int32 [b], positions of the first and the
+    last token.
   """
+  # Mask the positions where an answer cannot begin or end.
   places, n = batch["places"], logits.shape[1]
   first = jnp.where(places == 2, logits[..., 0], -jnp.inf)
   last = jnp.where(places > 0, logits[..., 1], -jnp.inf)
-  # Add the logits of all pairs, by the number of tokens after the first.
+  # Add the logits of all pairs of a first and a last token, [b, length, n].
   length = min(MAX_ANSWER, n)
   padded = jnp.pad(last, ((0, 0), (0, length)), constant_values=-jnp.inf)
   scores = jnp.stack([first + padded[:, k : k + n] for k in range(length)], 1)
   best = scores.reshape(len(scores), -1).argmax(1).astype(jnp.int32)
+  # The index is k n + start, with k tokens after the first one.
   starts = best % n
   return {
     "numbers": batch["numbers"],
@@ -400,33 +405,34 @@ def best_spans(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
   }
 
 
-TEMPERATURE = 0.05  # Of the similarities in SimCSE.
+TEMPERATURE = 0.05  # Temperature of the similarities in SimCSE.
 
 
 def sentences(
   vectors: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
-  """Returns the contrastive loss of pairs, or their error where scores exist.
+  """Returns the contrastive loss of pairs, or the error of scored pairs.
 
   The contrastive loss is the cross-entropy of finding the second sentence of a
-  pair among all second sentences of the batch, by the cosine over
+  pair among all second sentences of the batch. Its logits are the cosines over
   `TEMPERATURE`. Pairs with `scores` of people have the squared difference of
-  cosine and score instead: a loss that does not depend on the other pairs.
+  cosine and score instead, which does not depend on the other pairs.
 
   Source: Gao et al. 2021, https://arxiv.org/abs/2104.08821, equation 1.
 
   Args:
     vectors: [b, 2, d].
-    batch: `weights` [b]; to evaluate also `scores` float32 [b] in [0, 1].
-    extra: float32 [b], sown losses, as in `classification`.
+    batch: `weights` [b]; in evaluation also `scores` float32 [b] in [0, 1].
+    extra: float32 [b], sown losses; see `classification`.
     smoothing: must be 0.
 
   Returns:
-    As `classification`; `correct` counts sentences whose pair is the nearest,
-    and is left out where there are scores.
+    The results of `classification`. `correct` counts the sentences whose
+    partner is the nearest, and is missing if there are scores.
   """
   _refuse_smoothing(smoothing)
   weights = batch["weights"]
+  # Scored pairs: squared error of the cosine.
   if "scores" in batch:
     loss = jnp.square(_cosines(vectors) - batch["scores"])
     return _report(loss, loss, extra, weights, {})
@@ -450,13 +456,13 @@ def _cosines(vectors: jax.Array) -> jax.Array:
 
 
 def _unit(x: jax.Array) -> jax.Array:
-  """Returns x [..., d] over its norm; 0 where x is 0."""
+  """Returns x [..., d] divided by its norm; 0 where x is 0."""
   square = jnp.square(x).sum(-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-24))
 
 
 def collected_means(total: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns `loss`, `count`, and `accuracy` where it was counted.
+  """Returns `loss`, `count`, and `accuracy` if it was counted.
 
   Args:
     total: sums of `spans` or `sentences`, whose metric is collected.

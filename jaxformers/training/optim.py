@@ -38,15 +38,15 @@ Decays = Callable[[Any], Any]
 
 SCHEDULES: Registry = Registry("schedule", is_open=True)
 OPTIMIZERS: Registry = Registry("optimizer", is_open=True)
-# Arguments of optimisers and schedules that `build_optimizer` makes, and no
-# config sets.
+# Arguments of optimisers and schedules that `build_optimizer` passes and that
+# no config sets.
 BUILT = {"schedule", "decays", "total_steps"}
 LAYER = re.compile(r"encoder/layer_(\d+)/")
 
 
 @SCHEDULES.register("constant")
 def constant(learning_rate: Factor, warmup_steps: Count = 0) -> Rate:
-  """Returns a constant rate, after a linear rise from 0 over warmup_steps."""
+  """Returns a constant learning rate after a linear warm-up from 0."""
   if not warmup_steps:
     return lambda step: jnp.float32(learning_rate)
   return lambda step: (
@@ -58,8 +58,9 @@ def constant(learning_rate: Factor, warmup_steps: Count = 0) -> Rate:
 def rsqrt(learning_rate: Factor, warmup_steps: Count) -> Rate:
   """Returns LRA's schedule of text tasks, an inverse square root of the step.
 
-  The rate is learning_rate min(1, step / warmup) / sqrt(max(step, warmup)): its
-  peak is learning_rate / sqrt(warmup_steps), 1.58e-3 for ListOps.
+  The learning rate is
+  learning_rate min(1, step / warmup) / sqrt(max(step, warmup)). Its peak is
+  learning_rate / sqrt(warmup_steps), 1.58e-3 for ListOps.
 
   Source: `constant * linear_warmup * rsqrt_decay` of LRA's code.
   """
@@ -73,8 +74,8 @@ def cosine(
 ) -> Rate:
   """Returns LRA's schedule of image tasks, a cosine after a warm-up.
 
-  The rate rises linearly over warmup_steps, and falls with half a cosine to 0
-  at total_steps.
+  The learning rate rises linearly over warmup_steps, then falls along half a
+  cosine to 0 at total_steps.
 
   Source: `constant * linear_warmup * cosine_decay` of LRA's code.
   """
@@ -92,13 +93,11 @@ def cosine(
 def linear(
   learning_rate: Factor, warmup_steps: Count, total_steps: PositiveCount
 ) -> Rate:
-  """Returns a linear rise over warmup_steps, and a linear decay to 0.
-
-  The rate is 0 at total_steps.
+  """Returns a linear warm-up, followed by a linear decay to 0 at total_steps.
 
   Source: Devlin et al. 2019, https://arxiv.org/abs/1810.04805, appendix A.2.
-  Differs from their code: the decay begins at the end of the rise, not at step
-  0, so that the rate does not jump there.
+  Differs from their code: the decay begins at the end of the warm-up, not at
+  step 0, so that the learning rate does not jump there.
   """
   rate = constant(learning_rate, warmup_steps)
   rest = max(total_steps - warmup_steps, 1)
@@ -115,10 +114,11 @@ def polynomial(
   total_steps: PositiveCount,
   warmup_steps: Count = 0,
 ) -> Rate:
-  """Returns Segmenter's (rate - end) (1 - step / total)^power + end.
+  """Returns the polynomial schedule of Segmenter.
 
-  With warmup_steps, which Segmenter has not, it is multiplied by a linear rise
-  from 0 to 1 over them.
+  The learning rate is
+  (learning_rate - end) (1 - step / total_steps)^power + end. With warmup_steps,
+  which Segmenter does not have, it is multiplied by a linear rise from 0 to 1.
   """
   rise = constant(1.0, warmup_steps)
   decay = optax.polynomial_schedule(learning_rate, end, power, total_steps)
@@ -131,9 +131,9 @@ def onecycle(
 ) -> Rate:
   """Returns Skyformer's schedule: PyTorch's OneCycleLR, linear annealing.
 
-  The rate rises from learning_rate / 25 to learning_rate at step
-  warmup_steps - 1, and falls to learning_rate / 250,000 at step
-  total_steps - 1, both linearly.
+  The learning rate rises linearly from learning_rate / 25 to learning_rate at
+  step warmup_steps - 1. It then falls linearly to learning_rate / 250,000 at
+  step total_steps - 1.
   """
   rates = (learning_rate / 25, learning_rate, learning_rate / 25e4)
   return _triangle(warmup_steps, total_steps, rates)
@@ -142,7 +142,7 @@ def onecycle(
 def onecycle_momentum(warmup_steps: int, total_steps: int) -> Rate:
   """Returns Adam's first beta under `onecycle`: 0.95 to 0.85 and back.
 
-  It is a default of OneCycleLR (cycle_momentum), so that Skyformer's Adam never
+  OneCycleLR cycles it by default (cycle_momentum), so Skyformer's Adam never
   runs at the 0.9 of its configuration.
   """
   return _triangle(warmup_steps, total_steps, (0.95, 0.85, 0.95))
@@ -151,10 +151,10 @@ def onecycle_momentum(warmup_steps: int, total_steps: int) -> Rate:
 def _triangle(
   warmup_steps: int, total_steps: int, values: tuple[float, float, float]
 ) -> Rate:
-  """Returns lines through values at the start, the peak and the last step."""
-  # Keep the three steps ascending, as interpolation needs them.
+  """Interpolates linearly between values at the start, peak and last step."""
+  # Keep the three steps ascending, as interpolation requires.
   peak, last = max(warmup_steps - 1, 0), total_steps - 1
-  # Without a warm-up the schedule starts high.
+  # Without a warm-up, start at the value of the peak.
   steps = np.array([0.0, peak, max(last, peak + 1)], np.float32)
   rates = np.array([values[0 if peak else 1], *values[1:]], np.float32)
   return lambda step: jnp.interp(_float(step), steps, rates)
@@ -165,21 +165,20 @@ def _float(step: jax.Array) -> jax.Array:
 
 
 class Groups(NamedTuple):
-  """Parameters that are trained apart, by the kinds that mixers declare.
+  """Options for groups of parameters, by the kinds that mixers declare.
 
   Attributes:
-    kinds: function of the parameters that returns a tree of the names of their
+    kinds: function that maps the parameters to a tree of the names of their
       kinds, "" for none: `Model.kinds`.
-    table: by kind, `factor` of the learning rate (1 if it is not there) and
-      `decay`, whether weight decay shrinks it (if it is not there: what
-      `decayed` says).
+    table: options by kind. `factor` multiplies the learning rate (default 1),
+      and `decay` turns weight decay on or off (default: see `decayed`).
   """
 
   kinds: Callable[[Any], Any]
   table: Mapping[str, Mapping[str, Any]]
 
   def decayed(self, params: Any) -> Any:
-    """Selects the parameters that weight decay shrinks: see `decayed`."""
+    """Returns the mask of weight decay for all kinds; see `decayed`."""
 
     def is_decayed(kind: str, default: bool) -> bool:
       allowed = default and kind not in UNDECAYED
@@ -188,7 +187,7 @@ class Groups(NamedTuple):
     return jax.tree.map(is_decayed, self.kinds(params), decayed(params))
 
   def scale(self) -> Tx:
-    """Returns the factors of the learning rate, as a transformation."""
+    """Returns a transformation that multiplies updates by the factors."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
       del params
@@ -200,6 +199,7 @@ class Groups(NamedTuple):
       return jax.tree.map(scaled, self.kinds(updates), updates), state
 
     def init(params: Any) -> Any:
+      # Refuse a kind that the model does not have.
       kinds = {kind for kind in jax.tree.leaves(self.kinds(params)) if kind}
       for kind in self.table:
         choose("kind of parameter of this model", kind, kinds)
@@ -209,7 +209,7 @@ class Groups(NamedTuple):
 
 
 class Group(TypedDict, total=False):
-  """Options of the parameters of a kind; see `Groups`."""
+  """Options of one kind of parameters; see `Groups`."""
 
   factor: Factor
   decay: bool
@@ -220,17 +220,18 @@ class SharedOptions:
   """Options that every optimiser has.
 
   Attributes:
-    clip_value, clip_norm: bounds of each entry of the gradient, and of the norm
-      of all of them; 0 for none.
-    cycle_momentum: True for `onecycle_momentum`, with the schedule "onecycle".
+    clip_value, clip_norm: greatest magnitude of each entry of the gradient, and
+      greatest norm of the whole gradient; 0 for no clipping.
+    cycle_momentum: True to vary Adam's first beta by `onecycle_momentum`; needs
+      the schedule "onecycle".
     groups: see `Groups.table`.
-    layer_decay: factor d of the learning rate by depth: that of layer i of L is
-      multiplied by d^(L - i), that of the embedding by d^(L + 1), and that of a
-      head by 1 (Clark et al. 2020, ELECTRA, https://arxiv.org/abs/2003.10555,
+    layer_decay: factor c by depth: the learning rate of layer i of L, counted
+      from 0, is multiplied by c^(L - i), the embedding's by c^(L + 1), and a
+      head's by 1 (Clark et al. 2020, ELECTRA, https://arxiv.org/abs/2003.10555,
       appendix B).
-    frozen: parts that are not trained, such as
-      encoder/embedding,encoder/layer_0, or encoder; running averages of norms
-      go on.
+    frozen: parts that are not trained, separated by commas, such as
+      encoder/embedding,encoder/layer_0, or encoder. Running averages of
+      normalisation layers are still updated.
   """
 
   clip_value: Weight = 0.0
@@ -255,14 +256,14 @@ def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def decayed(params: Any) -> Any:
-  """Selects the parameters that weight decay shrinks: kernels and embeddings.
+  """Returns the mask of weight decay: True for kernels and embeddings.
 
-  It leaves out norms and scalars (fewer than two axes), biases, gates and
+  It is False for norms and scalars (fewer than two axes), biases, gates and
   positions (by name), and parameters of rotations, whose size is an angle.
   `Groups` leaves out further kinds.
 
   Returns:
-    A tree of booleans of the structure of params.
+    A tree of booleans with the structure of params.
   """
 
   def is_decayed(path: Any, leaf: Any) -> bool:
@@ -283,17 +284,17 @@ def adam(
   eps: PositiveShare = 1e-8,
   weight_decay: Weight = 0.0,
 ) -> Tx:
-  """Returns Adam; its weight decay is decoupled, times the learning rate."""
-  # The state of a fixed b1 has no hyperparameters in it.
+  """Returns Adam with decoupled weight decay, times the learning rate."""
+  # With a constant b1, the state holds no hyperparameters.
   make = optax.scale_by_adam
   if callable(b1):
-    # Older versions of optax take a schedule for b1 only in this way.
+    # Older versions of optax accept a schedule for b1 only in this way.
     make = optax.inject_hyperparams(make, static_args=("b2", "eps"))
   steps = [make(b1=b1, b2=b2, eps=eps)]
   return _with_decay(steps, weight_decay, schedule, decays)
 
 
-# AdamW is Adam with the weight decay that PyTorch gives it.
+# AdamW is Adam with PyTorch's default weight decay.
 # Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
 OPTIMIZERS.register("adamw")(functools.partial(adam, weight_decay=0.01))
 
@@ -306,7 +307,7 @@ def sgd(
   momentum: Fraction = 0.0,
   weight_decay: Weight = 0.0,
 ) -> Tx:
-  """Returns gradient descent, with weight decay as in `adam`."""
+  """Returns gradient descent with momentum, and weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
   return _with_decay(steps, weight_decay, schedule, decays)
 
@@ -314,8 +315,8 @@ def sgd(
 def _with_decay(
   steps: list[Tx], decay: float, schedule: Rate, decays: Decays
 ) -> Tx:
-  """Returns steps, decoupled weight decay if any, and the learning rate."""
-  # After the moments, so that they do not see the decay.
+  """Chains steps, decoupled weight decay if any, and the learning rate."""
+  # Decay after the moments, so that the moments do not include it.
   if decay:
     steps = [*steps, optax.add_decayed_weights(decay, mask=decays)]
   return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
@@ -327,9 +328,9 @@ def _names(path: Any) -> str:
 
 
 def depth(path: str, num_layers: int) -> int:
-  """Returns how deep a parameter lies: 0 in the embedding, L + 1 in a head.
+  """Returns the depth of a parameter: 0 in the embedding, L + 1 in a head.
 
-  Layer i of the encoder, counted from 0, has i + 1.
+  Layer i of the encoder, counted from 0, has depth i + 1.
 
   Args:
     path: path of the parameter.
@@ -342,19 +343,21 @@ def depth(path: str, num_layers: int) -> int:
 
 
 def scale_by_path(factor: Callable[[str, int], float]) -> Tx:
-  """Returns a transformation that multiplies updates by factors of their paths.
+  """Returns a transformation that multiplies updates by factors of their path.
 
   Args:
-    factor: function of the path of a parameter and the number of layers of the
+    factor: function of a parameter's path and the number of layers of the
       encoder.
   """
 
   def update(updates: Any, state: Any, params: Any = None) -> Any:
     del params
+    # Count the layers of the encoder.
     paths = [_names(p) for p, _ in jax.tree_util.tree_leaves_with_path(updates)]
     matches = filter(None, map(LAYER.match, paths))
     num_layers = 1 + max((int(match[1]) for match in matches), default=-1)
 
+    # Multiply every update by the factor of its path.
     def scaled(path: Any, update: Any) -> Any:
       value = factor(_names(path), num_layers)
       return update if value == 1 else update * value
@@ -365,7 +368,7 @@ def scale_by_path(factor: Callable[[str, int], float]) -> Tx:
 
 
 def _check_frozen(prefixes: Sequence[str]) -> Tx:
-  """Returns a transformation that refuses a prefix that no parameter has."""
+  """Returns a transformation that raises UserError for an unused prefix."""
 
   def init(params: Any) -> Any:
     paths = [_names(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -379,12 +382,12 @@ def _check_frozen(prefixes: Sequence[str]) -> Tx:
 
 
 def is_below(path: str, prefix: str) -> bool:
-  """Returns True for a path in a part of a model, such as encoder/layer_0."""
+  """Returns True if a path lies in a part of a model: encoder/layer_0."""
   return f"{path}/".startswith(f"{prefix.rstrip('/')}/")
 
 
 def ends_with_run(name: str) -> bool:
-  """Returns True for a schedule whose rates depend on the run's last step."""
+  """Returns True if learning rates depend on the last step of the run."""
   return "total_steps" in inspect.signature(SCHEDULES[name]).parameters
 
 
@@ -393,14 +396,16 @@ def _no_kinds(params: Any) -> Any:
 
 
 def check_options(optimizer: Choice, schedule: Choice) -> None:
-  """Raises UserError for a name or an option that no optimiser has.
+  """Raises UserError for an unknown name or option, or a value out of range.
 
   Args:
-    optimizer: name and options of the optimiser, `SharedOptions` among them.
+    optimizer: name and options of the optimiser, including `SharedOptions`.
     schedule: name and options of the schedule.
   """
+  # Check the options of the schedule.
   rate = SCHEDULES[schedule.name]
   _check_options("schedule", schedule.name, rate, schedule.options)
+  # Check the options of the optimiser, first those that all optimisers have.
   shared, options = _split_options(optimizer)
   ranges.check(SharedOptions, shared, "config.optimizer")
   _check_groups(shared.get("groups", {}))
@@ -411,10 +416,10 @@ def check_options(optimizer: Choice, schedule: Choice) -> None:
 def _split_options(
   optimizer: Choice,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns options of all optimisers, and those of the one that is chosen."""
+  """Splits options into `SharedOptions` and those of the chosen optimiser."""
   shared = {k: v for k, v in optimizer.options.items() if k in SHARED_OPTIONS}
-  own = {k: v for k, v in optimizer.options.items() if k not in shared}
-  return shared, own
+  specific = {k: v for k, v in optimizer.options.items() if k not in shared}
+  return shared, specific
 
 
 def build_optimizer(
@@ -425,48 +430,51 @@ def build_optimizer(
 ) -> tuple[Tx, Rate]:
   """Returns the optimiser and the schedule of a config.
 
-  Matrices that are kept orthogonal move on their group: see `riemannian`.
+  Matrices that stay orthogonal are updated on their group: see `riemannian`.
 
   Args:
-    optimizer: name in `OPTIMIZERS`, `SharedOptions`, and options of that
+    optimizer: name in `OPTIMIZERS`, `SharedOptions`, and options of the named
       optimiser.
-    schedule: name in `SCHEDULES`, and options of that schedule.
+    schedule: name in `SCHEDULES`, and options of the named schedule.
     total_steps: last step of the run.
-    kinds: see `Groups`.
+    kinds: function of the parameters; see `Groups`.
 
   Raises:
-    UserError: for an unknown name or option, or one out of its range.
+    UserError: for an unknown name or option, or a value out of its range.
   """
   check_options(optimizer, schedule)
-  # Schedule.
+  # Build the schedule.
   rate_options, name = dict(schedule.options), schedule.name
   if ends_with_run(name):
     rate_options["total_steps"] = total_steps
   rate = call(f"schedule {name!r}", SCHEDULES[name], rate_options)
-  # Optimiser.
+  # Split the options of the optimiser.
   taken, options = _split_options(optimizer)
   kind, shared = optimizer.name, SharedOptions(**taken)
+  # Cycle Adam's first beta together with the learning rate.
   if shared.cycle_momentum:
     if name != "onecycle":
       raise UserError(
-        f"config.optimizer.cycle_momentum=true goes with the schedule "
+        f"config.optimizer.cycle_momentum=true needs the schedule "
         f"'onecycle', not {name!r}: set it to false."
       )
     warmup_steps = rate_options["warmup_steps"]
     options["b1"] = onecycle_momentum(warmup_steps, total_steps)
+  # Build the optimiser, with the mask of its weight decay.
   groups = Groups(kinds, shared.groups)
   frozen = [part for part in shared.frozen.split(",") if part]
   options |= {"schedule": rate, "decays": groups.decayed}
   tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
-  # Gradients are clipped before they are turned on the group.
+  # Clip the Euclidean gradients, before the Riemannian transformation.
   clips = [optax.clip(shared.clip_value)] if shared.clip_value else []
   if shared.clip_norm:
     clips.append(optax.clip_by_global_norm(shared.clip_norm))
+  # Scale the updates by the kind and by the depth of parameters.
   scales = [groups.scale()] if shared.groups else []
   if shared.layer_decay != 1:
     factor = functools.partial(_layer_factor, shared.layer_decay)
     scales.append(scale_by_path(factor))
-  # Rates are scaled before a step is taken on the group, and so stay on it.
+  # Scale before the Riemannian step, so that matrices stay orthogonal.
   tx = riemannian(optax.chain(*clips, tx, *scales))
   if not frozen:
     return tx, rate
@@ -474,7 +482,7 @@ def build_optimizer(
   def trained(path: str, _: int = 0) -> float:
     return float(not any(is_below(path, part) for part in frozen))
 
-  # Frozen parts are out of the norm that is clipped, and out of the decay.
+  # Frozen parts count neither for the clipped norm nor for weight decay.
   mask = scale_by_path(trained)
   return optax.chain(_check_frozen(frozen), mask, tx, mask), rate
 
@@ -482,29 +490,30 @@ def build_optimizer(
 def _check_options(
   kind: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
-  """Raises UserError for an unknown option, or one out of its range.
+  """Raises UserError for an unknown option, or a value out of its range.
 
   Args:
     kind: "optimizer" or "schedule".
     name: name of the optimiser or the schedule.
-    function: registered function; it gets the arguments `BUILT`, too.
+    function: registered function; it also takes the arguments `BUILT`.
     options: options of the config.
   """
   is_optimizer = kind == "optimizer"
   ranges.check(function, options, f"config.{kind}")
   accepted = inspect.signature(function).parameters
+  # A function with **options accepts every name.
   if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
     return
   for option, value in options.items():
     if is_optimizer and option in ("lr", "learning_rate"):
       raise UserError(
-        f"config.optimizer.{option}={value}: the learning rate is "
-        "config.schedule.learning_rate."
+        f"config.optimizer.{option}={value} does not exist: set "
+        "config.schedule.learning_rate instead."
       )
     choices = {*accepted, *(SHARED_OPTIONS if is_optimizer else ())} - BUILT
     choose(f"option of {kind} {name!r}", option, choices)
 
 
 def _layer_factor(decay: float, path: str, num_layers: int) -> float:
-  """Returns the factor of the learning rate of a parameter by its depth."""
+  """Returns decay^(L + 1 - depth), a parameter's learning-rate factor."""
   return decay ** (num_layers + 1 - depth(path, num_layers))

@@ -1,7 +1,7 @@
-"""Trained weights that a run begins with, and the record of where from.
+"""Trained weights that a run begins with, and the record of their origin.
 
-`config.pretrained` names a folder: the workdir of a run, one that
-`python -m jaxformers export` has written, or one of Hugging Face.
+`config.pretrained` names a folder: the workdir of a run, a folder that
+`python -m jaxformers export` has written, or a model folder of Hugging Face.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from jaxformers.training.weights import (
   refuse_seeds,
 )
 
-RECORD = "pretrained.json"  # File of a workdir with the record.
+RECORD = "pretrained.json"  # Name of the record in a workdir.
 
-# Fields that a folder of Hugging Face determines and no model can have
-# otherwise: weights have these shapes. The nouns are for messages.
+# Fields that a Hugging Face folder fixes, because they set the shapes of its
+# weights. The nouns are for messages.
 _SHAPES = {
   "model.d_model": "channels",
   "model.num_layers": "layers",
@@ -56,63 +56,66 @@ _SHAPES = {
   "model.mixer.qkv_bias": "",
   "model.block.norm_first": "",
 }
-_POOLS = ("cls", "distilled")  # Pools that add tokens, which have weights.
-# Values that fields have where a config does not list them.
+_POOLS = ("cls", "distilled")  # Pools with tokens that are trained.
+# Values of fields that a config does not list.
 _DEFAULTS = {
   "model.mixer.qkv_bias": True,
   "model.mixer.causal": False,
   "model.block.activation": "gelu",
   "model.block.norm_first": True,
 }
-# Sizes that a run or an exported model determines.
+# Sizes that a run or an exported model fixes.
 _SIZES = tuple(_SHAPES)[:4]
 # Options of an encoder that change no shape.
 _WITHOUT_SHAPE = ("dropout", "drop_path", "init_std", "seed", "memory", "dtype")
-# Tasks whose models have no head of classes, whatever their config says.
+# Tasks whose models never have a classification head.
 _HEADLESS = ("ade20k", "language", "squad")
 _ABSENT = object()  # Differs from every value, None included.
 
 
 def read_fields(folder: Path) -> dict[str, Any]:
-  """Returns the fields of a run's config that weights determine, by path.
+  """Returns the config fields that pretrained weights determine, by path.
 
-  For a run or an exported model these are the sizes of the encoder, and the
-  statistics of pixels: of a run if it has taken them from other weights, and of
-  an exported model always, since it does not say. For a folder
-  of Hugging Face they are all that changes its outputs: options of the model,
-  and of the task the size of images, the number of positions, the vocabulary,
-  and the mean and deviation of pixels.
+  A run or an exported model determines the sizes of its encoder, and the
+  statistics of pixels. A run has these statistics only if it took them from
+  other weights; an exported model always has them, since it does not record
+  their origin. A Hugging Face folder determines everything that changes its
+  outputs: the options of the model; and for the task the image size, the number
+  of positions, the vocabulary, and the mean and deviation of pixels.
 
   Args:
     folder: absolute path of the folder.
 
   Raises:
-    UserError: for a folder that cannot be read.
+    UserError: if the folder cannot be read.
   """
+  # A run or an exported model: read its config.
   if is_run(folder) or exported.is_exported(folder):
     file = "config.json" if is_run(folder) else exported.RECORD
     content = huggingface.read_json(folder / file)
     resolved = models.resolve_defaults({"model": content.get("model", {})})
     flat = configs.flatten({"model": resolved["model"]})
     fields = {name: flat[name] for name in _SIZES if name in flat}
-    # Statistics that a run has taken from its weights go with the weights.
+    # Statistics that a run took from its weights are passed on.
     task = content.get("task", {})
     statistics = {name: task[name] for name in STATISTICS if name in task}
     return fields | configs.flatten({"task": statistics} if statistics else {})
+  # A Hugging Face folder: read the options of its model.
   refuse_seeds(folder)
   options = pretrained.read_options(folder)
   image, max_len = options.pop("image", ()), options.pop("max_len")
   vocab_size = options.pop("vocab_size")
   del options["num_classes"]
-  # Options of the model, with those that have their defaults.
+  # Collect the options of the model, on top of their defaults.
   fields = _DEFAULTS | configs.flatten({"model": options})
-  # Options of the task.
+  # Collect the options of a task of texts.
   if vocab_size:
     fields["task.max_len"] = max_len
     fields["task.vocab_size"] = vocab_size
     if vocabulary := vocabularies.find(folder):
       fields["task.vocabulary"] = str(vocabulary)
     return configs.plain(fields)
+  # Collect the options of a task of images.
   normalisation = huggingface.read_normalisation(folder)
   size = image[0] if image[0] == image[1] else 0
   if normalisation:
@@ -131,44 +134,45 @@ def take_fields(
 ) -> dict[str, Any]:
   """Returns a config with the fields that `config.pretrained` determines.
 
-  A run that resumes takes them from its record: the folder may be gone.
+  A resumed run takes them from its own record, since the folder may be gone.
 
   Args:
-    config: plain and complete.
+    config: plain and complete config.
     workdir: workdir of the run.
-    chosen: paths of the fields that the user has set, which stay; None for all
-      that the config lists.
+    chosen: paths of the fields that the user has set, which keep their values;
+      None for all fields that the config lists.
 
   Raises:
-    UserError: for chosen fields that the weights cannot have, with all that
-      have to be set instead.
+    UserError: if chosen fields do not fit the weights; the message lists all
+      fields that have to be set instead.
   """
   if not config["pretrained"] or config["model"].get("name") not in (
     models.MODELS
   ):
     return config
+  # Read the fields; a run that has begun has them in its record.
   path = paths.expand(config["pretrained"]).absolute()
   has_results = (workdir / "results.json").exists()
   if has_results or resume.has_checkpoints(workdir):
     fields = (read_record(workdir) or {}).get("fields", {})
   else:
     fields = read_fields(path)
-  # Take the fields that nobody chose.
+  # Take the fields that the user did not choose.
   taken, conflicts = copy.deepcopy(config), {}
   for field, value in fields.items():
     current = _current(config, field)
     is_same = _is_same(field, current, value)
     if is_same or not _has_field(config, field, value):
       continue
-    # A shorter text needs fewer positions.
+    # Texts may be shorter than the weights allow.
     if field == "task.max_len" and current is not _ABSENT and current < value:
       continue
     if not _is_chosen(field, chosen, current):
       _set(taken, field, value)
-    # Runs are compared by their parameters, some of which can be resized.
+    # `begin_with` checks the weights of runs, some of which can be resized.
     elif _is_shape(field, value, current) and "model.positions" in fields:
       conflicts[field] = value
-    # The Transformer that parameters are compared with has the same sizes.
+    # The reference Transformer gets the same sizes.
     other = field.replace("model.", "reference.", 1)
     if (
       chosen is not None
@@ -179,6 +183,7 @@ def take_fields(
       _set(taken, other, value)
   if conflicts:
     raise _refusal(path, config, conflicts, chosen)
+  # Word pieces of a folder without a vocabulary need one from the config.
   needs_vocabulary = _has_field(config, "task.vocabulary", "")
   size = fields.get("task.vocab_size", 0) if needs_vocabulary else 0
   if size and _current(taken, "task.vocabulary") is _ABSENT:
@@ -191,7 +196,10 @@ def take_fields(
 
 
 def _current(config: Mapping[str, Any], field: str) -> Any:
-  """Returns the value of a field, by `mixer_defaults` too, or `_ABSENT`."""
+  """Returns the value of a field, or `_ABSENT` if the config does not set it.
+
+  Values of `mixer_defaults` count as set.
+  """
   value: Any = models.resolve_defaults(config)
   for name in field.split("."):
     value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
@@ -214,14 +222,15 @@ def _is_same(field: str, current: Any, value: Any) -> bool:
 
 
 def _is_shape(field: str, *values: Any) -> bool:
-  """Returns True for a field on which shapes of weights depend."""
+  """Returns True if the shapes of weights depend on a field."""
   return field in _SHAPES or (
     field == "model.pool" and any(value in _POOLS for value in values)
   )
 
 
 def _has_field(config: Mapping[str, Any], field: str, value: Any) -> bool:
-  """Returns True if the model, or the task, of a config can have a field."""
+  """Returns True if the model or the task of a config can have a field."""
+  # Fields of the task.
   section, *names = field.split(".")
   if section == "task":
     options = config["task"]
@@ -230,6 +239,7 @@ def _has_field(config: Mapping[str, Any], field: str, value: Any) -> bool:
     if options.get("name") not in TASKS:
       return False
     return names[0] in inspect.signature(TASKS[options["name"]]).parameters
+  # Fields of the mixer, of the block, and of the model itself.
   options = config[section]
   if options.get("name") not in models.MODELS:
     return False
@@ -240,7 +250,7 @@ def _has_field(config: Mapping[str, Any], field: str, value: Any) -> bool:
   if names[0] == "block":
     block = block_of(variant, coupled=options.get("coupled", False))
     return names[1] in field_names(BLOCKS[block])
-  # Classifiers only have heads, and pools that add no token.
+  # Only classifiers have heads, and pools without tokens.
   is_head = names[0].startswith("head_")
   is_head |= names[0] == "pool" and value not in _POOLS
   task = config["task"]
@@ -255,7 +265,7 @@ def _set(config: dict[str, Any], field: str, value: Any) -> None:
 
 
 def _as_flags(fields: Mapping[str, Any]) -> str:
-  """Returns fields as arguments of a command."""
+  """Returns fields as command-line arguments."""
   texts = (
     f"--config.{field}={value if isinstance(value, str) else json.dumps(value)}"
     for field, value in fields.items()
@@ -269,13 +279,13 @@ def _refusal(
   conflicts: Mapping[str, Any],
   chosen: Collection[str] | None,
 ) -> UserError:
-  """Returns the error for fields that weights cannot have.
+  """Returns the error for fields that do not fit the weights.
 
   Args:
     folder: folder of the weights.
     config: config of the run.
-    conflicts: values that the weights need, by field.
-    chosen: as for `take_fields`.
+    conflicts: values that the weights require, by field.
+    chosen: see `take_fields`.
   """
   reasons = []
   for field, value in conflicts.items():
@@ -284,7 +294,7 @@ def _refusal(
       reasons.append(f"it has {value} {noun} and the model {current}")
     else:
       reasons.append(f"it has {field}={value!r} and the model {current!r}")
-  remedy = "" if chosen is None else "Leave these fields out, or set "
+  remedy = "" if chosen is None else "Remove these fields, or set "
   return UserError(
     f"config.pretrained={folder} does not fit the model: {'; '.join(reasons)}. "
     f"{remedy or 'Set '}{_as_flags(conflicts)}"
@@ -294,36 +304,39 @@ def _refusal(
 def begin_with(
   folder: str | Path, start: Any, model: Mapping[str, Any], task: Task
 ) -> tuple[Any, dict[str, Any]]:
-  """Returns a model's parameters with trained ones in them, and a record.
+  """Takes trained weights over into the parameters of a model.
 
   Args:
     folder: workdir of a run, exported model, or folder of Hugging Face.
-    start: parameters of the model at its start.
-    model: section `config.model` of the model that begins.
-    task: task of the model.
+    start: initial parameters of the model.
+    model: section `config.model` of the new model.
+    task: task of the new model.
 
   Returns:
-    The parameters; and the record as plain JSON: `folder`, `sha256` of the
-    parameters that were taken over, `new` and `resized` ones; and of a run its
-    `step`, `task`, `protocol`, `objective`, and the options of the encoder that
-    differ.
+    The parameters; and their record as plain JSON. The record has `folder`, the
+    `sha256` of the parameters that were taken over, and the names of `new` and
+    `resized` parameters. For a run it also has `step`, `task`, `protocol`,
+    `objective`, and the encoder options that differ.
 
   Raises:
-    UserError: for weights of another architecture or vocabulary, naming what
-      differs; for a folder that cannot be read.
+    UserError: if the weights have another architecture or vocabulary (the
+      message names the differences), or if the folder cannot be read.
   """
+  # Read the weights; word pieces of Hugging Face need the same vocabulary.
   path = paths.expand(folder).absolute()
   weights = read_weights(path)
   if weights is None and task.tokenizer == "word_pieces":
     remedy = f"set --config.task.vocabulary={path}."
     vocabularies.require_same(path, task.tokenizer_json, remedy)
   fields = read_fields(path)
+  # Take over weights of Hugging Face.
   if weights is None:
     differing, advice = _compare(fields, model, task)
     chosen = pretrained.take(path, start, advice)
     record: dict[str, Any]
     record = {"folder": str(path), "differing_options": differing}
     return chosen.params, record | _of_transplant(chosen) | {"fields": fields}
+  # Take over weights of a run or of an exported model.
   differing = _differences(weights, model, task.objective)
   leaves_next = weights.objective in NEXT and task.objective not in NEXT
   advice = CAUSAL_ADVICE if leaves_next else _advise(weights, model, task)
@@ -337,6 +350,7 @@ def begin_with(
     name=str(path),
     advice=advice,
   )
+  # Record the origin of the parameters.
   record = {
     "folder": str(path),
     "step": weights.step,
@@ -353,13 +367,14 @@ def begin_with(
 def _compare(
   fields: Mapping[str, Any], model: Mapping[str, Any], task: Task
 ) -> tuple[list[str], str]:
-  """Returns the fields in which a run differs from a folder, and advice.
+  """Compares a run with a Hugging Face folder; returns differences and advice.
 
   Args:
-    fields: fields that a folder of Hugging Face determines.
+    fields: fields that the folder determines.
     model: section `config.model` of the run.
     task: task of the run.
   """
+  # Write the run as a config, and list the fields to compare.
   section = {"name": task.name}
   if task.objective != "classification":
     section["objective"] = task.objective
@@ -373,12 +388,13 @@ def _compare(
   differing = {}
   for field in names:
     current = _current(config, field)
-    # A list of JSON stands for a tuple.
+    # JSON stores a tuple as a list.
     current = list(current) if isinstance(current, tuple) else current
     value = fields[field]
     is_same = _is_same(field, current, value)
     if not is_same and _has_field(config, field, value):
       differing[field] = current
+  # Write the differences as text, and advise on shapes and vocabulary.
   lines = [
     f"{field.removeprefix('model.')}: {fields[field]!r} -> "
     f"{'absent' if current is _ABSENT else repr(current)}"
@@ -389,14 +405,15 @@ def _compare(
   size = fields.get("task.vocab_size", 0)
   if size != task.vocab_size:
     advice += (
-      f" It has {size:,} tokens, and {task.name} has {task.vocab_size:,}: give "
-      "the vocabulary of the weights, as by --config.task.vocabulary=FILE."
+      f" The weights have {size:,} tokens and {task.name} has "
+      f"{task.vocab_size:,}: give the vocabulary of the weights by "
+      "--config.task.vocabulary=FILE."
     )
   return lines, advice.strip()
 
 
 def _advise(weights: Weights, model: Mapping[str, Any], task: Task) -> str:
-  """Returns the options that give a model the encoder of a run, as advice."""
+  """Advises which options give a model the encoder of a run."""
   theirs, ours = (
     configs.flatten(_encoder_options(*pair))
     for pair in (
@@ -424,7 +441,12 @@ def _of_transplant(chosen: Transplant) -> dict[str, Any]:
 
 
 def _record(params: Any, **groups: tuple[str, ...]) -> dict[str, Any]:
-  """Returns the digest of the parameters that are not new, and the groups."""
+  """Returns the digest and the number of parameters taken over, and `groups`.
+
+  Args:
+    params: all parameters of the model.
+    **groups: names of parameters, such as those that are `new`.
+  """
   flat = flax.traverse_util.flatten_dict(jax.device_get(params), sep="/")
   digest = hashlib.sha256()
   for name in sorted(flat.keys() - set(groups["new"])):
@@ -439,16 +461,16 @@ def _record(params: Any, **groups: tuple[str, ...]) -> dict[str, Any]:
 def _differences(
   weights: Weights, model: Mapping[str, Any], objective: str
 ) -> list[str]:
-  """Returns the options of two encoders that differ, as "option: a -> b".
+  """Returns the encoder options that differ, as "option: a -> b".
 
   Args:
     weights: trained model.
-    model: section `config.model` of the model that begins.
-    objective: objective of its task.
+    model: section `config.model` of the new model.
+    objective: objective of the new model's task.
 
   Raises:
-    UserError: for another map of orthogonal matrices, whose parameters mean
-      something else.
+    UserError: if the maps of orthogonal matrices differ, because equal
+      parameters then stand for other matrices.
   """
   theirs, ours = (
     section.get("orthogonal_map", "cayley")
@@ -456,8 +478,8 @@ def _differences(
   )
   if theirs != ours:
     raise UserError(
-      f"The weights are of orthogonal_map={theirs!r}, and the model has "
-      f"{ours!r}, whose parameters mean other matrices: set "
+      f"The weights have orthogonal_map={theirs!r} and the model has {ours!r}, "
+      "which turns equal parameters into other matrices: set "
       f"--config.model.orthogonal_map={theirs}."
     )
   pairs = ((weights.model, weights.objective), (model, objective))
@@ -467,7 +489,7 @@ def _differences(
 def _encoder_options(
   section: Mapping[str, Any], objective: str
 ) -> dict[str, Any]:
-  """Returns the options of a model, of its mixer in full, without its head."""
+  """Returns the options of a model without its head, the mixer's in full."""
   options = models.resolve_defaults({"model": section})["model"]
   if objective in NEXT:
     options["mixer"] = {"causal": True, **options.get("mixer", {})}
@@ -475,14 +497,14 @@ def _encoder_options(
 
 
 def read_record(workdir: Path) -> dict[str, Any] | None:
-  """Returns what a run began with; None if it began from its seed."""
+  """Returns the record of a run's pretrained weights; None if it has none."""
   if not (workdir / RECORD).exists():
     return None
   return workdirs.read_verified(workdir, RECORD)
 
 
 def describe(record: Mapping[str, Any]) -> str:
-  """Returns a record as lines for people."""
+  """Returns a record as lines of text."""
   where = record["folder"]
   if "step" in record:
     kind = f" ({record['protocol']})" if record.get("protocol") else ""

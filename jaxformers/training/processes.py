@@ -1,7 +1,7 @@
 """Several processes that train together: one per host, each with its devices.
 
-The engine is `jax.distributed`. Every process runs the same program on its rows
-of every batch; the first one alone writes what people read.
+They communicate through `jax.distributed`. Every process runs the same program
+on its rows of every batch; only the first one writes files and messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from jaxformers.foundations.errors import UserError
 
-# Set by launchers, or given as flags; the names are JAX's own.
+# Environment variables that launchers set; the names are JAX's.
 VARIABLES = {
   "coordinator": "JAX_COORDINATOR_ADDRESS",
   "num_processes": "JAX_NUM_PROCESSES",
@@ -36,16 +36,16 @@ class Cluster:
   """Processes that train together, and how long they wait for each other.
 
   Attributes:
-    coordinator: host:port of the first process; "" where JAX finds it by itself
-      (Cloud TPU, Slurm, Open MPI, Kubernetes).
-    num_processes: number of processes; -1 likewise.
-    process_id: index of this process, from 0; -1 likewise.
+    coordinator: host:port of the first process; "" if JAX detects it (Cloud
+      TPU, Slurm, Open MPI, Kubernetes).
+    num_processes: number of processes; -1 to detect it.
+    process_id: index of this process, from 0; -1 to detect it.
     start_seconds: time to wait for all processes to arrive.
     silence_seconds: time after which a silent process counts as dead, and all
       others end.
-    stall_seconds: time after which a process that has not come to its next step
-      ends itself, and by that the others; for one that hangs while its host
-      lives. 0 for never.
+    stall_seconds: time without a new step after which a process ends itself,
+      and thereby the others. It is for a process that hangs on a live host. 0
+      turns it off.
   """
 
   coordinator: str = ""
@@ -59,17 +59,17 @@ class Cluster:
 def find_cluster(
   environ: Mapping[str, str] = os.environ, **flags: int | str
 ) -> Cluster:
-  """Returns the cluster of flags, and of the environment where they are unset.
+  """Returns the cluster of flags, or of the environment where they are unset.
 
   Args:
-    environ: variables of the environment, of which `VARIABLES` are read.
-    **flags: fields of `Cluster`; "" and -1 are unset.
+    environ: environment variables, of which `VARIABLES` are read.
+    **flags: fields of `Cluster`; "" and -1 mean unset.
 
   Raises:
-    UserError: for a cluster that is named in part, or a value that is no
+    UserError: if only a part of the cluster is given, or if a value is not an
       integer.
   """
-  # Flags come before variables of the environment.
+  # Flags take precedence over environment variables.
   fields: dict[str, Any]
   fields = {k: v for k, v in flags.items() if v not in ("", -1)}
   for name, variable in VARIABLES.items():
@@ -82,15 +82,16 @@ def find_cluster(
       raise UserError(
         f"{variable}={value!r} is not a number: set it to an integer."
       ) from None
-  # All three are known, or none of them.
+  # Either all three are given, or none of them.
   missing = [name for name in VARIABLES if name not in fields]
   if 0 < len(missing) < len(VARIABLES):
     raise UserError(
       f"--{' --'.join(k for k in VARIABLES if k in fields)} without "
-      f"--{' --'.join(missing)}: give all three, or none of them where a "
-      "cluster tells JAX."
+      f"--{' --'.join(missing)}: give all three, or none of them where JAX "
+      "detects the cluster."
     )
   cluster = Cluster(**fields)
+  # Check the port of the coordinator, and the index of this process.
   _, colon, port = cluster.coordinator.rpartition(":")
   if cluster.coordinator and not (colon and port.isdecimal()):
     raise UserError(
@@ -105,9 +106,9 @@ def find_cluster(
   return cluster
 
 
-# Program of a small process beside each of several. It reads what Python says
-# last and explains it to people, because JAX may abort a process from a thread
-# that no Python code can stop.
+# Program of a small process that runs next to each of several processes. It
+# reads the last output of Python and explains it, because JAX may abort a
+# process from a thread that no Python code can stop.
 _WITNESS = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -119,7 +120,7 @@ if "Fatal Python error: Aborted" in said and "Current thread" not in said:
   said = (
     f"error: {name} was ended by JAX (status 134) because another process of "
     "this run has died or cannot be reached; JAX names it above if it knows. "
-    "Start all of them again: they go on from the latest checkpoint."
+    "Start all of them again: they continue from the latest checkpoint."
   )
 elif said.startswith("Timeout"):
   said = (
@@ -130,24 +131,25 @@ sys.stderr.write(said and said.strip() + "\\n")
 """
 
 
-# Restarts the timer of the seconds without a step; set by `start`.
+# Restarts the timer of the seconds without a step; `start` sets it.
 _restart_timer: Callable[[], None] | None = None
 
 
 def _start_witness(stall_seconds: int) -> Callable[[], None]:
-  """Starts a process that tells how this one ended, where Python cannot.
+  """Starts a process that reports how this one ended, where Python cannot.
 
   Args:
-    stall_seconds: time without a step after which this process ends; 0: never.
+    stall_seconds: time without a step after which this process ends; 0 for
+      never.
 
   Returns:
-    A function that counts the seconds without a step from now on.
+    A function that restarts the timer of the seconds without a step.
   """
   name = f"process {rank()} ({socket.gethostname()})"
   witness = subprocess.Popen(
     [sys.executable, "-S", "-c", _WITNESS, name, str(stall_seconds)],
     stdin=subprocess.PIPE,
-    start_new_session=True,  # It outlives a signal to all.
+    start_new_session=True,  # A signal to the process group spares it.
   )
   # Python writes the stacks of a fatal error to the witness.
   file = witness.stdin
@@ -162,13 +164,14 @@ def _start_witness(stall_seconds: int) -> Callable[[], None]:
 
 
 def hide_lines(beginning: bytes) -> None:
-  """Drops lines on the process's stdout that libraries of C++ begin like this.
+  """Drops lines with a given beginning that C++ libraries write to stdout.
 
-  Other lines of theirs pass through a pipe; what Python prints does not.
+  Other lines of these libraries pass through a pipe. Python's output does not.
 
   Args:
     beginning: first bytes of the lines.
   """
+  # Python keeps the real stdout, and the libraries get a pipe.
   sys.stdout.flush()
   stdout = os.dup(1)
   encoding = sys.stdout.encoding
@@ -177,6 +180,7 @@ def hide_lines(beginning: bytes) -> None:
   os.dup2(write, 1)
   os.close(write)
 
+  # Forward the other lines in a thread.
   def forward() -> None:
     with open(read, "rb") as lines:
       for line in lines:
@@ -187,12 +191,12 @@ def hide_lines(beginning: bytes) -> None:
 
 
 def start(cluster: Cluster) -> None:
-  """Joins the other processes; called before anything else of JAX.
+  """Joins the other processes; called before any other use of JAX.
 
-  A process that dies, or whose host is silent for too long, ends the others as
-  well. One that fails must call `end_at_once`: at the end of Python it would
-  wait for the others. When JAX ends this process, a line on stderr says what
-  that means.
+  If a process dies, or if its host is silent for too long, the others end as
+  well. A process that fails must call `end_at_once`, because a normal exit of
+  Python would wait for the others. If JAX ends this process, a line on stderr
+  explains why.
   """
   global _restart_timer
   is_named = cluster.num_processes > 0
@@ -203,15 +207,15 @@ def start(cluster: Cluster) -> None:
     initialization_timeout=cluster.start_seconds,
     heartbeat_timeout_seconds=cluster.silence_seconds,
   )
-  # JAX now knows of all processes, and watches over them.
+  # JAX now knows of all processes, and watches them.
   if jax.process_count() > 1:
     if jax.default_backend() == "cpu":
-      hide_lines(b"[Gloo]")  # One for every group of processes that meets.
+      hide_lines(b"[Gloo]")  # One line for every group of processes.
     _restart_timer = _start_witness(cluster.stall_seconds)
 
 
 def restart_stall_timer() -> None:
-  """Tells that this process does not hang. Called before every step."""
+  """Reports that this process is alive. Called before every step."""
   if _restart_timer:
     _restart_timer()
 
@@ -221,8 +225,8 @@ def has_peers() -> bool:
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
-# Words of errors about a process that is gone: of collectives on CPUs and GPUs,
-# and of JAX's coordinator.
+# Words of errors about a lost process: of collectives on CPUs and GPUs, and of
+# JAX's coordinator.
 _LOST = (
   "Gloo",
   "Connection closed by peer",
@@ -235,26 +239,26 @@ _LOST = (
 
 
 def explain_lost(error: BaseException) -> str:
-  """Returns a message for an error about a process that is gone, else ""."""
+  """Returns a message for an error about a lost process, else ""."""
   text, hint = str(error), ""
   if not any(words in text for words in _LOST):
     return ""
-  # Debian writes 127.0.1.1 into /etc/hosts for the name of a host.
+  # Debian maps the name of a host to 127.0.1.1 in /etc/hosts.
   if "remote=[127." in text:
     hint = (
       " It was looked for at 127.0.0.1: on CPUs hosts find each other by their "
-      "names, which must stand for addresses that the others reach (see "
-      "/etc/hosts)."
+      "names. Make the names resolve to addresses that the other hosts reach "
+      "(see /etc/hosts)."
     )
   return (
     f"process {rank()} has lost another process of this run, which has died or "
-    "cannot be reached. Start all of them again: they go on from the latest "
+    "cannot be reached. Start all of them again: they continue from the latest "
     f"checkpoint.{hint} ({text.splitlines()[0][:200]})"
   )
 
 
 def end_at_once(status: int) -> NoReturn:
-  """Ends this process at once, and by that the others."""
+  """Ends this process at once, and thereby the others."""
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(status)  # A regular end would wait for the others.
@@ -266,7 +270,7 @@ def rank() -> int:
 
 
 def is_first() -> bool:
-  """Returns True if this process writes what people read."""
+  """Returns True for the process that writes files and messages."""
   return rank() == 0
 
 
@@ -277,9 +281,9 @@ def warn(message: str) -> None:
 
 
 def broadcast_from_first(flag: bool) -> bool:
-  """Returns the flag of the first process in all of them.
+  """Returns the flag of the first process in all processes.
 
-  For what is on disk: files come and go between two processes' looks.
+  Use it for files, which may appear or vanish between two processes' checks.
   """
   return bool(multihost_utils.broadcast_one_to_all(np.array(flag)))
 
@@ -290,18 +294,18 @@ def all_true(flag: bool) -> bool:
 
 
 def require_same(fields: Mapping[str, Any]) -> None:
-  """Compares fields with the same fields of all other processes.
+  """Checks that fields have the same values in all processes.
 
   Args:
-    fields: plain JSON by names, which may be others in each process.
+    fields: plain JSON by name.
 
   Raises:
-    UserError: in all processes, for a field that differs; it names the field
+    UserError: in all processes, if a field differs; the message names the field
       and two of its values.
   """
   if not has_peers():
     return
-  # Gather one array of bytes from every process, all of one length.
+  # Gather one array of bytes from every process, padded to one length.
   text = json.dumps(fields, sort_keys=True).encode()
   sizes = multihost_utils.process_allgather(np.int32(len(text)))
   padded = np.frombuffer(text.ljust(int(sizes.max())), np.uint8)
@@ -316,14 +320,15 @@ def require_same(fields: Mapping[str, Any]) -> None:
 
 
 def differing(described: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Returns a line for each field that is not the same in all processes.
+  """Returns a line for each field that differs between processes.
 
   Args:
-    described: fields of each process by its index.
+    described: fields of each process, by its index.
   """
   lines = []
   for name in sorted({name for fields in described for name in fields}):
     values = [fields.get(name, "absent") for fields in described]
+    # Compare every process with the first one.
     other = next((i for i, v in enumerate(values) if v != values[0]), 0)
     if other:
       lines.append(
@@ -334,7 +339,7 @@ def differing(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def wait_for_all(name: str) -> None:
-  """Returns when all processes have come here.
+  """Waits until all processes have come here.
 
   Args:
     name: name of the place, the same in all processes.
@@ -345,6 +350,6 @@ def wait_for_all(name: str) -> None:
 def is_stop_requested(step: int) -> bool:
   """Returns True if all processes stop after a step, as one was sent SIGTERM.
 
-  JAX tells the others, and they agree on a step. Called after every step.
+  JAX informs the others, and they agree on a step. Called after every step.
   """
   return multihost_utils.reached_preemption_sync_point(step)

@@ -1,4 +1,4 @@
-"""Speed and remaining time: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from jaxformers.training import processes
 
-SILENCE = 30.0  # Seconds after which a log file gets a line about the speed.
+SILENCE = 30.0  # Seconds without a line after which a log file gets one.
 
 
 def line(text: str) -> None:
-  """Writes a line to stderr, by the first process of a run."""
+  """Writes a line to stderr; only the first process of a run does."""
   if processes.is_first():
     print(text, file=sys.stderr, flush=True)
 
@@ -27,18 +27,18 @@ def duration(seconds: float) -> str:
 
 
 class Clock:
-  """Measures steps, without compilation, evaluation and saving.
+  """Measures the time of steps, without compilation, evaluation and saving.
 
   Attributes:
-    steps: number of steps measured.
-    seconds: time of these steps.
+    steps: number of measured steps.
+    seconds: total time of these steps.
   """
 
   def __init__(self) -> None:
     self.steps, self.seconds, self._since = 0, 0.0, 0.0
 
   def tick(self) -> None:
-    """Counts a step that is done. The first tick only starts the clock."""
+    """Counts a finished step. The first call only starts the clock."""
     now = time.perf_counter()
     if self._since:
       self.steps += 1
@@ -47,15 +47,15 @@ class Clock:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Leaves out the time of a block."""
-    # Move the start of the step under way by the time of the block.
+    """Excludes the time of a block from the measurement."""
+    # Shift the start of the current step by the time of the block.
     began = time.perf_counter()
     yield
     if self._since:
       self._since += time.perf_counter() - began
 
   def rate(self) -> float:
-    """Returns steps per second; 0 while nothing is measured."""
+    """Returns steps per second; 0 before anything is measured."""
     return self.steps / self.seconds if self.seconds else 0.0
 
   def eta(self, steps: int) -> str:
@@ -66,15 +66,15 @@ class Clock:
 class Progress:
   """Shows the progress of a run on stderr.
 
-  On a terminal a bar that stands still; elsewhere one line whenever something
-  is logged, or after `SILENCE`, so that a log file stays readable. Of several
-  processes only the first one shows anything.
+  On a terminal it shows a progress bar. Elsewhere it prints one line per log
+  entry, or one after `SILENCE` seconds without any, so that a log file stays
+  readable. Only the first of several processes shows anything.
 
   Args:
     total: last step.
-    step: step that the run starts from.
+    step: step at which the run starts.
     title: text before the bar.
-    unit: what is counted, in the singular.
+    unit: name of what is counted, in the singular.
   """
 
   def __init__(
@@ -101,9 +101,9 @@ class Progress:
     self._bar.close()
 
   def update(self, step: int, batch_size: int) -> None:
-    """Shows that a step is done."""
+    """Shows that a step is finished."""
     self.clock.tick()
-    # The bar is drawn again at most ten times per second.
+    # tqdm redraws the bar at most ten times per second.
     self._bar.n = step
     speed = self.speed(step, batch_size)
     if self.clock.rate():
@@ -119,7 +119,7 @@ class Progress:
     return f"{rate:,.0f} examples/s, ETA {self.clock.eta(self._total - step)}"
 
   def line(self, text: str) -> None:
-    """Writes a line, above the bar if there is one."""
+    """Writes a line; on a terminal, above the bar."""
     self._line_time = time.perf_counter()
     if self._is_terminal:
       self._bar.write(text, file=sys.stderr)
@@ -127,14 +127,14 @@ class Progress:
       print(text, file=sys.stderr, flush=True)
 
   def show_alive(self, text: str) -> None:
-    """Writes a line to a log file that had none for `SILENCE` seconds."""
+    """Writes a line if a log file got none for `SILENCE` seconds."""
     is_silent = time.perf_counter() > self._line_time + SILENCE
     if is_silent and not self._is_terminal:
       self.line(text)
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """Shows the name of a phase that is not training, and stops the clock."""
+    """Shows the name of a phase other than training, and stops the clock."""
     with self.clock.paused():
       if self._is_terminal:
         self._bar.set_postfix_str(name, refresh=True)

@@ -19,7 +19,7 @@ from jaxformers.version import __version__
 def commit() -> str:
   """Returns the git commit of the code, or its version outside a checkout.
 
-  "+changes" follows the commit if tracked files differ from it.
+  "+changes" follows the commit if tracked files were changed.
   """
   folder = Path(__file__).parent
 
@@ -29,7 +29,7 @@ def commit() -> str:
     return text.strip()
 
   try:
-    # An installed package may lie inside somebody else's repository.
+    # The package may be installed inside an unrelated repository.
     git("ls-files", "--error-unmatch", __file__)
     changed = git("status", "--porcelain", "--untracked-files=no")
     return git("rev-parse", "HEAD") + ("+changes" if changed else "")
@@ -38,7 +38,7 @@ def commit() -> str:
 
 
 def code_digest() -> str:
-  """Returns the digest of the package's Python files."""
+  """Returns a digest of the package's Python files."""
   package = Path(__file__).parents[1]
   digest = hashlib.blake2b(digest_size=8)
   for path in sorted(package.rglob("*.py")):
@@ -50,7 +50,7 @@ def code_digest() -> str:
 def hardware() -> dict[str, Any]:
   """Returns the devices, the processor and its number of cores."""
   devices = jax.devices()
-  # Linux alone names the model of the processor.
+  # Only Linux names the model of the processor.
   info = Path("/proc/cpuinfo")
   text = info.read_text(encoding="utf-8") if info.exists() else ""
   model = re.search(r"^model name\s*:\s*(.*?)\s*$", text, re.M)

@@ -1,4 +1,4 @@
-"""Rules by which a run goes on in a workdir that is not empty."""
+"""Rules under which a run resumes in a workdir that is not empty."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ from jaxformers.training import disk, optim
 
 Plain = Mapping[str, Any]  # Plain JSON.
 
-# Characters of a path that orbax reads as a pattern or a separator.
+# Characters of a path that orbax takes for a pattern or a separator.
 REFUSED = "*?[\\"
 
 
 def check_writable(workdir: Path) -> None:
-  """Makes a workdir, and checks that it can hold a run.
+  """Creates a workdir, and checks that it can hold a run.
 
   Raises:
-    UserError: for the address of a store, for a path with a character of
-      `REFUSED`, or for a folder without permission to write.
-    OSError: for a disk that is full or absent; the same command may succeed
-      later.
+    UserError: if the path is the address of a store, has a character of
+      `REFUSED`, or names a folder without permission to write.
+    OSError: if the disk is full or absent; the same command may succeed later.
   """
   text = str(workdir)
-  # "gs://bucket" is "gs:/bucket" as a Path.
+  # Path turns "gs://bucket" into "gs:/bucket".
   if any(part.endswith(":") for part in workdir.parts):
     raise UserError(
       f"The workdir {text!r} is the address of a store: give the --workdir as "
@@ -51,13 +50,14 @@ def check_writable(workdir: Path) -> None:
       f"The workdir {text!r} has a name that is not UTF-8, which no file of a "
       "run can hold: choose another --workdir."
     )
+  # Refuse characters that orbax could not read back.
   if bad := next((char for char in REFUSED if char in text), None):
     raise UserError(
       f"The workdir {text!r} has {bad!r} in its path, with which checkpoints "
       "could not be read again: choose a --workdir without any of "
       f"{' '.join(REFUSED)}."
     )
-  # Write a file: an error is better raised now than after training.
+  # Write a file now: an error before training is better than one after it.
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     probe = workdir / f".writable-{jax.process_index()}"
@@ -74,9 +74,10 @@ def check_writable(workdir: Path) -> None:
 
 
 def has_checkpoints(workdir: Path) -> bool:
-  """Returns True if a workdir has a checkpoint that was saved to its end.
+  """Returns True if a workdir has a checkpoint that was saved completely.
 
-  The name of such a folder is its step; orbax adds a suffix until then.
+  The name of such a folder is its step. Until it is complete, orbax adds a
+  suffix to the name.
   """
   folders = (workdir / "checkpoints").glob("[0-9]*")
   return any(path.name.isdigit() for path in folders)
@@ -86,12 +87,12 @@ def has_checkpoints(workdir: Path) -> bool:
 def locked(workdir: Path) -> Iterator[None]:
   """Locks a workdir, so that no second run writes there.
 
-  The operating system releases the lock when the process ends, also if it is
-  killed. Of several processes the first one alone calls this.
+  The operating system releases the lock when the process ends, even if it is
+  killed. Only the first of several processes calls this.
 
   Raises:
-    UserError: if another process holds the lock; the message names the
-      host, the process and the time since when.
+    UserError: if another process holds the lock; the message names its host,
+      its process id, and when it took the lock.
   """
   lock = filelock.FileLock(workdir / ".lock", timeout=0)
   holder = workdir / ".lock.json"
@@ -102,7 +103,7 @@ def locked(workdir: Path) -> Iterator[None]:
       f"The workdir {workdir} is in use by {_holder(holder)}: wait until that "
       "run has ended, or choose another --workdir."
     ) from None
-  # Without locks a run still trains.
+  # A file system without locks is no reason not to train.
   except (OSError, NotImplementedError) as error:
     print(
       f"The file system of {workdir} has no locks ({error}): make sure that no "
@@ -111,7 +112,7 @@ def locked(workdir: Path) -> Iterator[None]:
     )
     yield
     return
-  # Tell others who holds it.
+  # Write down who holds the lock, for the message to others.
   try:
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     content = {"host": socket.gethostname(), "process": os.getpid()}
@@ -124,7 +125,7 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-  """Returns the holder of the lock, such as "process 7 on host1 since ..."."""
+  """Describes the holder of a lock, as "process 7 on host1 since ..."."""
   for _ in range(10):  # The holder may not have written the file yet.
     try:
       holder = json.loads(path.read_bytes())
@@ -142,13 +143,15 @@ def check_workdir(workdir: Path, config: RunConfig) -> None:
     workdir: workdir of the run.
     config: config of the run.
   """
-  # Results contain their config; config.json may be of a run that never began.
+  # Compare the config of the results: config.json may be of a run that never
+  # began.
   results = (workdir / "results.json").exists()
   if results:
     saved = RunConfig.from_dict(workdirs.read_results(workdir)["config"])
     if not _differences(saved, config):
-      return  # A longer run may have been started and written config.json.
+      return  # config.json may be of a longer run that has been started.
     _check_goes_on(workdir, "results.json", saved, config)
+  # Compare config.json if the run has checkpoints or results.
   has_begun = results or has_checkpoints(workdir)
   if has_begun and (workdir / "config.json").exists():
     saved = RunConfig.from_dict(workdirs.read_config(workdir))
@@ -164,41 +167,44 @@ def check_checkpoint(folder: Path, meta: Plain, config: RunConfig) -> None:
     config: config of the run.
   """
   workdir, step = folder.parents[1], meta["step"]
+  # Compare the configs.
   saved = RunConfig.from_dict(meta["config"])
   _check_goes_on(workdir, f"checkpoints/{folder.name}", saved, config)
   is_last = step == saved.total_steps
-  # The last step is always evaluated, and counts to best and patience.
+  # The last step is always evaluated, which counts for best and patience.
   if is_last and step < config.total_steps and step % saved.eval_steps:
     raise UserError(
       f"The run in {workdir} ended at step {step} with an evaluation that a "
-      f"longer one would not have, for config.eval_steps={saved.eval_steps} "
-      "does not divide it: train the longer one in another --workdir."
+      "longer run would not have, because "
+      f"config.eval_steps={saved.eval_steps} does not divide it: train the "
+      "longer run in another --workdir."
     )
 
 
 def _check_goes_on(
   workdir: Path, name: str, saved: RunConfig, config: RunConfig
 ) -> None:
-  """Raises UserError if a run of a saved config cannot go on under another.
+  """Raises UserError if a run cannot resume under another config.
 
   The other config may have more steps, unless the schedule ends with the run,
-  and more patience. `RESUMABLE_FIELDS` may differ: they change rounding at
-  most, and `accumulate` what is drawn for a part of a batch.
+  and more patience. `RESUMABLE_FIELDS` may differ: they change at most
+  rounding, and `accumulate` also what is drawn for a part of a batch.
   """
   before, hint = saved, ""
-  # More steps.
+  # Allow more steps, unless the schedule ends with the run.
   schedule = config.schedule.name
   if before.total_steps < config.total_steps:
     if not optim.ends_with_run(schedule):
       before = dataclasses.replace(before, total_steps=config.total_steps)
     else:
       hint = (
-        f"\nThe schedule {schedule!r} ends with the run, so that this one "
-        "cannot be made longer; one of a constant or rsqrt schedule can."
+        f"\nThe schedule {schedule!r} ends with the run, so this run cannot be "
+        "made longer. A run with a constant or rsqrt schedule can."
       )
-  # More patience, of which 0 is endless.
+  # Allow more patience, of which 0 means no limit.
   if before.patience and not 0 < config.patience < before.patience:
     before = dataclasses.replace(before, patience=config.patience)
+  # Refuse all other differences.
   if differing := _differences(before, config):
     raise UserError(
       f"The workdir {workdir} belongs to a run of another config ({name}):\n  "
@@ -208,8 +214,8 @@ def _check_goes_on(
 
 
 def _differences(saved: RunConfig, config: RunConfig) -> list[str]:
-  """Returns the differing fields that change numbers; see `differences`."""
-  # A config may list an option of the mixer as a default of all mixers.
+  """Returns the differences that change numbers; see `config.differences`."""
+  # An option of the mixer may be listed as a default of all mixers.
   before, after = (
     models.resolve_defaults(c.as_dict()) for c in (saved, config)
   )
@@ -221,8 +227,8 @@ def finished_results(
 ) -> dict[str, Any] | None:
   """Returns the results of a finished run, or None if training continues.
 
-  Training continues without results, and after results of fewer steps or of
-  less patience.
+  Training continues if there are no results, or if the config has more steps or
+  more patience than the results.
 
   Args:
     workdir: workdir of the run.
@@ -230,12 +236,14 @@ def finished_results(
     description: description of the task; see `Task.description`.
 
   Raises:
-    UserError: for results of another config, of other data, or damaged ones.
+    UserError: if the results belong to another config or to other data, or if
+      they are damaged.
   """
   path = workdir / "results.json"
   if not path.exists():
     return None
   results = workdirs.read_results(workdir)
+  # Compare the config and the data of the results.
   saved = RunConfig.from_dict(results["config"])
   _check_goes_on(workdir, path.name, saved, config)
   check_description(path, results["task_description"], description)
@@ -243,12 +251,12 @@ def finished_results(
 
 
 def check_description(path: Path, saved: Plain, now: Plain) -> None:
-  """Raises UserError for numbers of other data, or of another protocol.
+  """Raises UserError if numbers belong to other data or another protocol.
 
   Args:
     path: file or checkpoint that holds the numbers.
-    saved: description of the task, saved with the numbers.
-    now: description of the task of the run; see `Task.description`.
+    saved: description of the task that was saved with the numbers.
+    now: description of the task of this run; see `Task.description`.
   """
   differing = [
     f"{key}: {saved.get(key)!r} -> {now.get(key)!r}"
@@ -257,7 +265,7 @@ def check_description(path: Path, saved: Plain, now: Plain) -> None:
   ]
   if differing:
     raise UserError(
-      f"{path} is of other data, or of another protocol:\n  "
+      f"{path} belongs to other data, or to another protocol:\n  "
       + "\n  ".join(differing)
       + "\nUse the data that it was trained on, or another --workdir."
     )

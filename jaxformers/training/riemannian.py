@@ -1,4 +1,4 @@
-"""Optimisers on orthogonal matrices themselves, in place of a parametrisation.
+"""Optimisers that act on orthogonal matrices directly, not on parameters.
 
 Source: Absil, Mahony and Sepulchre 2008, "Optimization Algorithms on Matrix
 Manifolds", chapters 3 and 4, with the Cayley transform as retraction (Wen and
@@ -27,15 +27,15 @@ def riemannian(
   A step moves a leaf q [..., d, d] to q cayley(a), where a is strictly lower
   triangular. The inner optimiser sees the gradient with respect to a at a = 0,
   and zeros as parameters; its update is the new a. Momenta are kept in these
-  coordinates, which turn with q. All other leaves pass as they are, and the
-  state is the inner optimiser's.
+  coordinates, which rotate with q. All other leaves pass through unchanged, and
+  the state is the state of the inner optimiser.
 
   Each step also corrects rounding errors, so that max |q.T q - I| stays below
   5e-6 in float32 after any number of steps.
 
   Args:
-    inner: any optimiser; weight decay does not change leaves that it sees as
-      zeros. The parameters must be given to the `update` of the result.
+    inner: any optimiser. Its weight decay does not change orthogonal leaves,
+      which it sees as zeros. The `update` of the result needs the parameters.
   """
 
   inner = optax.with_extra_args_support(inner)
@@ -50,12 +50,12 @@ def riemannian(
         "argument."
       )
 
-    # Gradient with respect to the strictly lower triangular a at a = 0.
+    # Gradient with respect to a at a = 0: lower triangle of q.T g - (q.T g).T.
     def pull(g: jax.Array, q: jax.Array) -> jax.Array:
       product = dot(transpose(q), g)
       return jnp.tril(product - transpose(product), -1)
 
-    # Retraction by the Cayley map, and correction of rounding.
+    # Retraction q cayley(a), corrected for rounding, as a difference to q.
     def move(a: jax.Array, q: jax.Array) -> jax.Array:
       return reorthogonalize(dot(q, orthogonal.cayley(a))) - q
 
@@ -69,7 +69,7 @@ def riemannian(
 
 
 def _map_orthogonal(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-  """Maps the leaves of orthogonal matrices; other leaves stay as they are."""
+  """Applies a function to orthogonal leaves; other leaves stay as they are."""
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf, *more: (
       function(leaf, *more) if orthogonal.is_orthogonal(path) else leaf

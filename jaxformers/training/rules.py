@@ -1,4 +1,4 @@
-"""Scores of trivial rules, which are fitted once for a data set and kept."""
+"""Scores of trivial rules, which are fitted once per data set and stored."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ def scores(
 ) -> dict[str, float]:
   """Returns the score of every trivial rule of a task on its test split.
 
-  A linear rule on all pixels of CIFAR-10 takes minutes, so scores are kept in
-  the folder of data, by the digests of the data and the version of the package.
+  Fitting can take minutes, for example for a linear rule on all pixels of
+  CIFAR-10. The scores are therefore stored in the data folder, under the
+  digests of the data and the version of the package.
 
   Args:
     task: task whose `trivial` rules are scored.
-    data_dir: folder of data, as `config.data_dir`.
-    say: function that shows a line, called before rules are fitted.
+    data_dir: folder of the data, as in `config.data_dir`.
+    say: function that shows a line; it is called before rules are fitted.
   """
+  # The key identifies the rules, the data and the version.
   names = sorted(task.trivial)
   key = {**task.description(), "rules": names, "version": __version__}
   name = f"{workdirs.digest(key)}.json"
+  # Return the stored scores, if there are any.
   folder = None
   with contextlib.suppress(UserError, OSError):
     folder = data_folder(data_dir) / "rules"
     return workdirs.read_verified(folder, name)["scores"]
   say(f"Fitting {', '.join(names)}, once for these data.")
   fitted = task.baselines()
-  # Without a folder that can be written the next run fits them again.
+  # If the folder cannot be written, the next run fits the rules again.
   if folder and processes.is_first():
     with contextlib.suppress(OSError):
       folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """A run: its checked config, its task, its model and its first state.
 
-Nothing is written here, and no optimiser is needed: `trainer` adds what
-training needs.
+This module writes no files. A trained run needs no optimiser; `trainer` adds
+what training needs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class Run:
     num_reference_params: number of parameters of the Transformer that
       `config.reference` describes.
     layout: devices, and where arrays lie on them.
-    tx: optimiser; None for a run that has been trained.
-    schedule: learning rate by step, from 0; None without an optimiser.
+    tx: optimiser; None for a run that was opened after its training.
+    schedule: maps the step, counted from 0, to the learning rate; None without
+      an optimiser.
   """
 
   config: RunConfig
@@ -75,20 +76,22 @@ class Run:
 
   @functools.cached_property
   def selection_split(self) -> Any:
-    """Examples that select the checkpoint: all, or `config.eval_examples`.
+    """Examples that select the checkpoint.
 
-    A part of them is the same in all runs, whatever their seed.
+    They are `config.eval_examples` of the validation split, or all of it. The
+    draw does not depend on the seed of the run.
     """
     split = self.task.splits["validation"]
     count = self.config.eval_examples
     if not 0 < count < len(split):
       return split
+    # A fixed seed draws the same examples in all runs.
     drawn = np.random.default_rng(0).permutation(len(split))[:count]
     return split.select(np.sort(drawn))
 
   @property
   def selection(self) -> str:
-    """Split that selects the checkpoint: "validation, 4,800 of 18,090"."""
+    """Name of `selection_split`, such as "validation, 4,800 of 18,090"."""
     total = len(self.task.splits["validation"])
     count = len(self.selection_split)
     part = "" if count == total else f", {count:,} of {total:,}"
@@ -101,11 +104,11 @@ class Run:
     return scores[select] if is_higher_better else -scores[select]
 
   def initial_state(self) -> states.TrainState:
-    """Returns the state of step 0, before weights are loaded."""
+    """Returns the state of step 0, before pretrained weights are loaded."""
     return jax.jit(self._create(self.tx), static_argnums=0)(self.config.seed)
 
   def scored_template(self) -> states.TrainState:
-    """Returns shapes and placement of a state without an optimiser."""
+    """Returns the shapes and the placement of a state without an optimiser."""
     shapes = jax.eval_shape(self._create(None), self.config.seed)
     return placed_shapes(shapes, self.layout.state_sharding(shapes))
 
@@ -121,12 +124,13 @@ class Run:
 def default_workdir(
   spec: str, loaded: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Path:
-  """Returns the folder of a run that is given none, below runs/.
+  """Returns the default folder of a run, below runs/.
 
-  Its name says config, model, arguments, protocol and seed, such as
-  runs/lra_text-transject-tiny-jaxformers-0. A digest of fields that differ from
-  those of the config file follows. The same command has the same folder, and so
-  has a longer run, if its schedule does not end with the run.
+  The name holds config, model, arguments, protocol and seed, such as
+  runs/lra_text-transject-tiny-jaxformers-0. If fields differ from the config
+  file, a digest of these fields follows. The same command always gets the same
+  folder. A longer run gets that folder too, unless its schedule depends on the
+  length of the run.
 
   Args:
     spec: config and its arguments, as --config takes them.
@@ -136,20 +140,20 @@ def default_workdir(
   name, _, arg = spec.partition(":")
   stem = "_".join(Path(name).with_suffix("").parts[-2:])
   stem = stem.removeprefix("configs_").removeprefix("/_")
-  # Arguments that the other parts of the name do not say already.
+  # Add the arguments that no other part of the name says.
   pairs = [item.partition("=") for item in arg.split(",") if item]
   typed = [
     value.strip() if key.strip() == "size" else f"{key.strip()}={value.strip()}"
     for key, _, value in pairs
     if key.strip() not in ("model", "protocol", "seed")
   ]
-  # Weights that the run begins with may complete its model later.
+  # The model may be incomplete here: pretrained weights complete it later.
   fields = configs.plain(config)
   protocol = configs.TaskChoice.from_dict(fields["task"]).protocol
   words = [stem, fields["model"].get("name"), *typed, protocol]
   words.append(str(fields["seed"]))
-  # Fields that were set otherwise; a longer run is the same run. The schedule
-  # may be a user's, whose module is not imported yet.
+  # Add a digest of the changed fields; a longer run is the same run. The
+  # schedule may be the user's, whose module is not imported yet.
   schedule = fields["schedule"].get("name")
   is_fixed = schedule not in optim.SCHEDULES or optim.ends_with_run(schedule)
   same = ("seed", "patience", *(() if is_fixed else ("total_steps",)))
@@ -170,33 +174,36 @@ def open_run(
 ) -> Run:
   """Opens a run for training.
 
-  All that can be checked without data is checked before data are prepared.
+  Everything that can be checked without data is checked before the data are
+  prepared.
 
   Args:
     config: config of the run, as `jaxformers.config.base` makes it.
     workdir: absolute path of the folder of the run; need not exist.
-    task: task of a user's own examples; None for that of the config.
-    chosen: paths of the fields that the user has set, such as "model.d_model",
-      which `config.pretrained` does not replace; None for all of the config.
+    task: task of the caller's own examples; None for the task of the config.
+    chosen: paths of the fields that the user has set, such as "model.d_model".
+      `config.pretrained` does not replace them. None means all fields.
 
   Raises:
-    UserError: for a config that cannot be trained, or for a workdir of a run of
-      another config.
+    UserError: if the config cannot be trained, or if the workdir belongs to a
+      run of another config.
   """
+  # Read the config, and check all of its fields.
   c = _read_config(config, workdir, chosen)
   check_fields(c)
   requirements.require_logs(c.logs)
-  # A batch splits evenly over devices and accumulated parts.
+  # Check that a batch splits evenly over devices and accumulated parts.
   layout = compilers.layout(c.mesh)
   devices, parts = layout.parts, c.accumulate or 1
   over = f"{devices} device(s) in {parts} part(s) each"
   compilers.check_batch("batch_size", c.batch_size, devices * parts, over)
-  # Nothing in the workdir is of another config.
+  # Check that the workdir belongs to no run of another config.
   resume.check_workdir(workdir, c)
 
   def kinds(params: Any) -> Any:
-    return model.kinds(params)  # Known once the sizes of the task are.
+    return model.kinds(params)  # `model` is built below, from the task.
 
+  # Build the optimiser, then open the data and build the model.
   tx, rate = optim.build_optimizer(
     c.optimizer, c.schedule, c.total_steps, kinds
   )
@@ -209,17 +216,17 @@ def open_trained_run(
   config: Mapping[str, Any] | None = None,
   chosen: Collection[str] | None = None,
 ) -> Run:
-  """Opens a run that has been trained, on whatever devices there are.
+  """Opens a run that has been trained, on the devices that are visible.
 
   Args:
     workdir: absolute path of the folder of the run.
-    config: config that the run must have; None for that of its `config.json`.
-    chosen: as for `open_run`.
+    config: config that the run must have; None to read its `config.json`.
+    chosen: see `open_run`.
 
   Raises:
-    UserError: if there is no run, if its `config.json` is of another program or
-      damaged, or names code outside of `user_code.trusting`; for a run of
-      another config.
+    UserError: if there is no run; if its `config.json` is damaged, comes from
+      another program, or names code that `user_code.trusting` does not cover;
+      or if it is a run of another config.
   """
   # Check the config against the run in the workdir, then open the data.
   workdirs.check_trained(workdir)
@@ -238,20 +245,22 @@ def first_params(run: Run) -> Any:
   """Returns the parameters that a run began with.
 
   Raises:
-    UserError: if the run began with other weights, which have changed since, or
-      which cannot be read.
+    UserError: if the run began with pretrained weights that have changed since
+      or cannot be read.
   """
+  # Draw the parameters from the seed.
   initial = run.layout.place_state(run.initial_state()).params
   folder = run.config.pretrained
   if not folder:
     return initial
+  # Take over the pretrained weights, which must not have changed since.
   section = run.config.model.as_dict()
   params, record = origin.begin_with(folder, initial, section, run.task)
   before = origin.read_record(run.workdir)
   if before and record["sha256"] != before["sha256"]:
     raise UserError(
-      f"{folder} holds other weights than those that {run.workdir} began with: "
-      "restore them, or leave --untrained out."
+      f"{folder} holds other weights than those that {run.workdir} began with. "
+      "Restore them, or remove --untrained."
     )
   return params
 
@@ -259,7 +268,7 @@ def first_params(run: Run) -> Any:
 def _read_config(
   config: Mapping[str, Any], workdir: Path, chosen: Collection[str] | None
 ) -> RunConfig:
-  """Returns a config, completed by the weights that the run begins with."""
+  """Returns a config, completed by the pretrained weights of the run."""
   fields = configs.complete(config)
   user_code.import_modules(fields["imports"])
   return RunConfig.from_dict(origin.take_fields(fields, workdir, chosen))
@@ -268,7 +277,7 @@ def _read_config(
 def _build(
   c: RunConfig, task: Task | None = None
 ) -> tuple[Task, models.Model, int]:
-  """Opens the data of a checked config.
+  """Opens the data of a checked config, and builds its models.
 
   Returns:
     The task, the model, and the number of parameters of the reference.
@@ -276,45 +285,49 @@ def _build(
   options = c.task_options
   if task is None and c.task.name == arrays.NAME:
     raise UserError(
-      "The examples of this run were given in Python, and are not kept: call "
-      "jaxformers.train with the same ones, or jaxformers.load for the model."
+      "The examples of this run were given in Python, and are not stored: "
+      "call jaxformers.train with the same examples, or jaxformers.load for "
+      "the model."
     )
+  # Open the task, or adopt the one of the caller.
   if task is None:
     task = tasks.get(c.task.name, **options)
   else:
     statistics = {k: options[k] for k in tasks.STATISTICS if k in options}
     task = tasks.normalise(task, **statistics)
+  # Build the model and the reference at the sizes of the task.
   model, reference = (
     call("config.model", models.build, {**vars(section), **task.sizes()})
     for section in (c.model, c.reference)
   )
+  # Check the fields that depend on the model or on the data.
   check_bound(model, c.margin_tokens)
   metric = LOSSES[model.objective].metric
   choose("field config.select", c.select, (metric, "loss"))
   if c.eval_examples and not hasattr(task.splits["validation"], "select"):
     raise UserError(
-      f"eval_examples={c.eval_examples}: the windows of texts are no "
-      "examples to draw from. Leave it out; a language model has "
-      "task.eval_windows instead."
+      f"eval_examples={c.eval_examples} does not apply to language modelling, "
+      "which evaluates windows of one text. Set task.eval_windows instead."
     )
   return task, model, models.size(reference)
 
 
 def check_fields(c: RunConfig) -> None:
-  """Raises UserError for a config that no run can have, before data are read.
+  """Raises UserError for an invalid config, before any data are read.
 
-  Preparing data may take long, so names and ranges of the options of models and
-  tasks are checked here as well.
+  Preparing data may take long, so this also checks the names and ranges of the
+  options of models and tasks.
   """
+  # Check the options of the task and of both models.
   tasks.check_ranges(c.task.name, c.task.options, "config.task")
   for name, section in (("model", c.model), ("reference", c.reference)):
     models.check_names(vars(section), f"config.{name}")
-  # Choices.
+  # Check the fields that name a registered choice.
   choose("parallel mode", c.parallel, compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}
   choose("field config.select", c.select, sorted(metrics | {"loss"}))
   optim.check_options(c.optimizer, c.schedule)
-  # Fields that depend on each other.
+  # Check the fields that depend on each other.
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:
     raise UserError(
@@ -324,18 +337,18 @@ def check_fields(c: RunConfig) -> None:
     )
   if c.ema_decay and c.model.orthogonal_map == "matrix":
     raise UserError(
-      f"config.ema_decay={c.ema_decay} does not go with "
+      f"config.ema_decay={c.ema_decay} cannot be combined with "
       "config.model.orthogonal_map='matrix', because the average of orthogonal "
-      "matrices is not orthogonal: choose another map, or ema_decay=0."
+      "matrices is not orthogonal: choose another map, or set ema_decay=0."
     )
 
 
 def find_range(config: Mapping[str, Any], path: str) -> ranges.Range | None:
-  """Returns the range of a field of a config by its path; None for no range.
+  """Returns the range of a field of a config, or None if it has no range.
 
   Args:
-    config: config with the names of model, task, optimiser and schedule.
-    path: such as "model.mixer.num_heads" or "batch_size".
+    config: config that names its model, task, optimiser and schedule.
+    path: path of the field, such as "model.mixer.num_heads" or "batch_size".
   """
   *sections, name = path.split(".")
   owner = _owner(config, sections)
@@ -343,9 +356,11 @@ def find_range(config: Mapping[str, Any], path: str) -> ranges.Range | None:
 
 
 def _owner(config: Mapping[str, Any], sections: list[str]) -> Any:
-  """Returns the function or class whose options a section holds."""
+  """Returns the function or class that defines the options of a section."""
+  # Fields of the run itself.
   if not sections:
     return RunConfig
+  # Options of a model, and of its parts.
   section, *inner = sections
   name = config.get(section, {}).get("name", "")
   if section in ("model", "reference"):
@@ -363,15 +378,18 @@ def _owner(config: Mapping[str, Any], sections: list[str]) -> Any:
       if variant.mixer:
         owners["mixer"] = models.MIXERS[variant.mixer]
     return owners.get(".".join(inner))
+  # Options of a task, and of its augmentation.
   if section == "task":
-    own = (tasks.TASKS[name],) if name in tasks.TASKS else ()
+    registered = (tasks.TASKS[name],) if name in tasks.TASKS else ()
     shared = (tasks.reconstruct, tasks.normalise)
-    of_task = types.SimpleNamespace(owners=(*own, *shared))
+    of_task = types.SimpleNamespace(owners=(*registered, *shared))
     return {(): of_task, ("augment",): Augment}.get((*inner,))
+  # Options of the optimiser, and of its groups of parameters.
   if section == "optimizer":
-    own = (optim.OPTIMIZERS[name],) if name in optim.OPTIMIZERS else ()
-    of_all = types.SimpleNamespace(owners=(*own, optim.SharedOptions))
+    registered = (optim.OPTIMIZERS[name],) if name in optim.OPTIMIZERS else ()
+    of_all = types.SimpleNamespace(owners=(*registered, optim.SharedOptions))
     is_group = len(inner) == 2 and inner[0] == "groups"
     return optim.Group if is_group else None if inner else of_all
+  # Options of the schedule.
   is_schedule = section == "schedule" and name in optim.SCHEDULES
   return optim.SCHEDULES[name] if is_schedule and not inner else None

@@ -1,4 +1,4 @@
-"""State of a run: arrays that a step updates, and what the loop remembers."""
+"""State of a run: the arrays that a step updates, and the loop's records."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jaxformers.models import Model
 
 @flax.struct.dataclass
 class TrainState:
-  """State that a step updates.
+  """Arrays that a training step updates.
 
-  Random keys and data order are functions of seed and step, so they are not
-  stored.
+  Random keys and the order of the data follow from seed and step, so they are
+  not stored.
 
   Attributes:
     step: int32 scalar, the number of updates made.
     params: tree of parameters, float32.
-    opt_state: state of the optimiser; None for a state that is only scored.
+    opt_state: state of the optimiser; None for a state that is only evaluated.
     average: exponential moving average of params over the steps; None if
       `config.ema_decay` is 0.
   """
@@ -35,7 +35,7 @@ class TrainState:
 
   @property
   def scored(self) -> Any:
-    """The parameters that are evaluated: the average, if there is one."""
+    """Parameters to evaluate: the average, if there is one."""
     return self.params if self.average is None else self.average
 
   def without_optimizer(self) -> TrainState:
@@ -45,14 +45,14 @@ class TrainState:
 
 @dataclasses.dataclass
 class LoopState:
-  """Memory of the training loop; plain JSON, saved with every checkpoint.
+  """State of the training loop as plain JSON, saved with every checkpoint.
 
   Attributes:
-    window: sums since the last log line.
+    window: sums over the steps since the last log line.
     best: step and score of the best evaluation so far; {} before the first.
     worse: number of evaluations since the best one.
-    train_seconds, wall_seconds: times of all successive starts of the run, up
-      to the checkpoint.
+    train_seconds, wall_seconds: total times of all processes that worked on the
+      run one after the other, up to the checkpoint.
   """
 
   window: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -69,17 +69,17 @@ def create(
   *,
   averaged: bool = False,
 ) -> TrainState:
-  """Returns the state of step 0, a pure function of the seed.
+  """Returns the state of step 0, which depends only on the seed.
 
   Args:
-    model: from `models.build`.
-    tx: optimiser; None for a state that is only scored.
+    model: model from `models.build`.
+    tx: optimiser; None for a state that is only evaluated.
     seed: seed of the parameters.
-    averaged: True to keep an average of the parameters.
+    averaged: True to keep an exponential moving average of the parameters.
   """
   ids = model.example()
   params = model.init(jax.random.key(seed), ids, train=False)["params"]
-  # A copy, because a step donates the memory of both to its result.
+  # Copy the parameters, because a step donates the memory of both trees.
   average = jax.tree.map(jnp.copy, params) if averaged else None
   opt_state = None if tx is None else tx.init(params)
   return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)

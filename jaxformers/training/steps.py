@@ -1,8 +1,8 @@
-"""One training step and one evaluation step: pure functions.
+"""The training step and the evaluation step, as pure functions.
 
-Static arguments are keyword-only; `trainer` binds them and `compilers` compiles
-the step, once. Under pmap `axis_name` names the axis over which sums are taken;
-under jit over a mesh the compiler takes them.
+Static arguments are keyword-only; `trainer` binds them, and `compilers`
+compiles the step once. Under pmap, `axis_name` names the axis of the sums over
+devices; under jit over a mesh, the compiler adds these sums.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class Margin(NamedTuple):
-  """Training against replaced tokens: see `models.bounds.nearest_wrong`.
+  """Certified training against replaced tokens; see `bounds.nearest_wrong`.
 
   Attributes:
-    tokens: number of replaced tokens; 0 for none.
-    weight: share of the loss under replacement in the loss that is minimised.
+    tokens: number of replaced tokens; 0 turns it off.
+    weight: weight of the certified loss; the remainder is plain cross-entropy.
   """
 
   tokens: int = 0
@@ -38,7 +38,8 @@ class Margin(NamedTuple):
 
 
 NO_MARGIN = Margin()
-COLLECTED = "collected"  # Key of arrays of examples, next to the sums.
+# Key of the arrays of examples in the results, next to the sums.
+COLLECTED = "collected"
 
 
 def _margin_loss(
@@ -48,8 +49,9 @@ def _margin_loss(
   model: Model,
   margin: Margin,
 ) -> jax.Array:
-  """Returns what the loss under replacement adds to the cross-entropy, [b]."""
+  """Returns weight (certified loss - cross-entropy) of each example, [b]."""
   targets = batch["targets"]
+  # Raise the wrong logits by what replaced tokens can change, [b, c].
   raised = nearest_wrong(
     model, variables, logits, batch["inputs"], targets, margin.tokens
   )
@@ -69,10 +71,11 @@ def _forward(
   margin: Margin,
   axis_name: str | None,
 ) -> tuple[jax.Array, Sums]:
-  """Returns the sum to minimise over a batch, and the sums of its objective.
+  """Returns the sum to minimise over a batch, and the sums to report.
 
-  Where an example sees the whole batch, these are the sums of all devices.
+  If the loss of an example depends on the batch, the sums are over all devices.
   """
+  # Run the model, and collect its sown losses and batch statistics.
   objective = LOSSES[model.objective]
   output, sown = model.apply(
     variables,
@@ -81,19 +84,21 @@ def _forward(
     rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
     mutable=["losses", STATISTICS],
   )
+  # Add the sown losses and the certified loss, [b].
   extra = sown_losses(sown.get("losses", {}), len(batch["weights"]))
   if margin.tokens:
     extra = extra + _margin_loss(variables, output, batch, model, margin)
+  # Contrastive losses compare the examples of all devices.
   if objective.sees_batch and axis_name is not None:
     output, batch, extra = _gather((output, batch, extra), axis_name)
   objective, sums = objective.sums(output, batch, extra, smoothing)
-  # Running averages of norms need sums, too.
+  # Running averages of norms need sums over the batch, too.
   statistics = sown.get(STATISTICS)
   return objective, sums | ({STATISTICS: statistics} if statistics else {})
 
 
 def _gather(tree: T, axis_name: str) -> T:
-  """Returns arrays [b, ...] of all devices that pmap maps over, joined."""
+  """Concatenates arrays [b, ...] of all devices that pmap maps over."""
   return jax.lax.all_gather(tree, axis_name, tiled=True)
 
 
@@ -106,11 +111,11 @@ def _sum_parts(
   """Returns the sum of part(batch, key) over equal parts of a batch."""
   if count == 1:
     return part(batch, key)
-  # Every part takes rows of every device: the split batch stays where it is.
+  # Take rows of every device for each part, so that the batch is not moved.
   parts = jax.tree.map(
     lambda x: x.reshape((-1, count, *x.shape[1:])).swapaxes(0, 1), batch
   )
-  # Sum over the parts, in a loop that holds one.
+  # Sum over the parts, in a loop that holds one part at a time.
   keys = jax.random.split(key, count)
   shapes = jax.eval_shape(part, jax.tree.map(lambda x: x[0], parts), key)
   zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
@@ -141,15 +146,15 @@ def train_step(
     state: state of step t; dropout keys are a function of (seed, t).
     batch: `inputs`, `targets` and `weights`; see the model's objective in
       `losses`.
-    model: from `models.build`.
-    tx: the optimiser.
+    model: model from `models.build`.
+    tx: optimiser.
     seed: seed of the run.
-    accumulate: number of parts the batch is taken in; must divide b.
-    smoothing: share of the target that all classes get.
-    margin: training against replaced tokens.
-    ema_decay: decay of the average of parameters that is evaluated; 0 for
-      none.
-    placement: where parameters lie on a mesh; None for one device.
+    accumulate: number of parts that the batch is split into; must divide b.
+    smoothing: share of the target that is spread over all classes.
+    margin: options of certified training.
+    ema_decay: decay of the average of parameters that is evaluated; 0 for no
+      average.
+    placement: placement of parameters on a mesh; None for one device.
     axis_name: axis that pmap maps over, or None.
 
   Returns:
@@ -159,8 +164,8 @@ def train_step(
   key = jax.random.fold_in(jax.random.key(seed), state.step)
   if axis_name is not None:
     key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-  # Make the orthogonal matrices and other variables once, before the parts, and
-  # carry their gradients back to the parameters once, after them.
+  # Compute the orthogonal matrices and other variables once for all parts.
+  # `pull` carries their gradients back to the parameters, also once.
   variables, pull = jax.vjp(
     lambda params: make_variables(model, params, placement), state.params
   )
@@ -171,17 +176,19 @@ def train_step(
     margin=margin,
     axis_name=axis_name,
   )
+  # Sum the gradients over all parts of the batch.
   part = functools.partial(jax.grad(loss, has_aux=True), variables)
   grads, sums = _sum_parts(part, batch, key, accumulate)
   grads = pull(grads)[0]
+  # Sum over the devices of pmap.
   if axis_name is not None and LOSSES[model.objective].sees_batch:
-    # Every device has computed the loss of the whole batch.
+    # Every device has computed the loss of the whole batch: take the mean.
     grads = jax.lax.pmean(grads, axis_name)
     if STATISTICS in sums:
       sums[STATISTICS] = jax.lax.psum(sums[STATISTICS], axis_name)
   elif axis_name is not None:
     grads, sums = jax.lax.psum((grads, sums), axis_name)
-  # The only division: by all examples of the batch.
+  # Divide once, by the number of examples of the whole batch.
   count = jnp.maximum(sums["count"], 1)
   grads = jax.tree.map(lambda g: g / count, grads)
   # Update the parameters and their average.
@@ -201,19 +208,21 @@ def eval_step(
   """Returns the sums of the objective over one batch, without dropout.
 
   Args:
-    variables: from `make_variables`, made once for the whole evaluation.
-    batch: as for `train_step`; examples of weight 0 do not count.
-    model: from `models.build`.
+    variables: from `make_variables`, computed once for the whole evaluation.
+    batch: see `train_step`; examples of weight 0 do not count.
+    model: model from `models.build`.
     axis_name: axis that pmap maps over, or None.
 
   Returns:
-    The sums; and under `COLLECTED` the arrays of `Objective.collect` for all
-    examples of the batch, with their `weights`, if the objective has it.
+    The sums. If the objective has `collect`, also its arrays for all examples
+    of the batch, with their `weights`, under `COLLECTED`.
   """
+  # Run the model without dropout.
   objective = LOSSES[model.objective]
   inputs = [batch[name] for name in objective.inputs]
   output = model.apply(variables, *inputs, train=False)
   extra = jnp.zeros(len(batch["weights"]), jnp.float32)
+  # Sum the objective over the batch, and over the devices of pmap.
   if objective.sees_batch and axis_name is not None:
     output, batch, extra = _gather((output, batch, extra), axis_name)
   _, sums = objective.sums(output, batch, extra, 0.0)

@@ -1,4 +1,4 @@
-"""Results of a run: the content of `results.json`, and its table for people."""
+"""Results of a run: the content of `results.json`, and a table of it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ UNITS = {
 
 
 def format_scores(means: Mapping[str, Any], metric: str) -> str:
-  """Returns loss and metric on one line; accuracy where it is not computed."""
+  """Returns loss and metric as text; accuracy if the metric is missing."""
   metric = metric if metric in means else "accuracy"
   score = format_score(metric, means[metric])
   return f"loss {means['loss']:.4f}  {metric.replace('_', ' ')} {score}"
 
 
 def split_title(task: str, selection: str) -> str:
-  """Returns what messages call the split that selects the checkpoint.
+  """Returns the name of the split that selects the checkpoint, for messages.
 
-  Examples given in Python without a test split are scored on those that were
-  held out: these select the checkpoint, too, as a test split does.
+  If examples given in Python have no test split, the held-out examples select
+  the checkpoint and are scored in the end, as if they were a test split.
 
   Args:
     task: name of the task.
@@ -46,24 +46,27 @@ def split_title(task: str, selection: str) -> str:
 
 
 def introduction(run: Run) -> Iterator[str]:
-  """Yields lines about a run: its model, data, device and training."""
+  """Yields lines that describe a run: its model, data, device and training."""
   config, task, hardware = run.config, run.task, provenance.hardware()
+  # Compare the size of the model with the reference Transformer.
   num_params = models.size(run.model)
   ratio = num_params / run.num_reference_params
   yield (
     f"Model: {config.model.name}, {num_params:,} parameters, {ratio:.2f} "
     "times those of the Transformer."
   )
+  # Count the examples of each split.
   names = ("train", "validation", "test")
   counts = ", ".join(f"{len(task.splits[n]):,} {n}" for n in names)
   yield f"Data: {task.name}, protocol {task.protocol}, {counts} examples."
-  # A CPU has no kind of its own: its processor says more.
+  # A CPU has no device kind: name its processor.
   is_cpu = hardware["platform"] == "cpu"
   kind = hardware["processor" if is_cpu else "device_kind"]
   yield (
     f"Device: {hardware['devices']} {hardware['platform'].upper()} ({kind}), "
     f"{config.model.dtype}."
   )
+  # Describe the schedule.
   schedule = config.schedule
   rise = schedule.warmup_steps
   warmup = f", {rise:,} warm-up steps" if rise else ""
@@ -90,8 +93,9 @@ def describe_results(
     run: run that was scored.
     scores: scores on the test split.
     best: checkpoint that was scored.
-    baselines: scores of trivial rules.
-    train_seconds: training time of all successive starts of the run.
+    baselines: scores of the trivial rules.
+    train_seconds: training time of all processes of the run, one after the
+      other.
     began: value of `time.perf_counter` from which the wall time is counted.
   """
   config, task = run.config, run.task
@@ -131,13 +135,13 @@ def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
   """Returns how the test split was scored, and after how many epochs."""
   splits = run.task.splits
   epochs = step * run.config.batch_size / max(len(splits["train"]), 1)
-  # Texts are cut into windows, and pictures to their middle.
+  # Texts are scored in windows, and images on their centre.
   way = splits["test"].scoring()
   return {"split": "test", **way, "epochs": round(epochs, 4)}
 
 
 def format_results(results: Mapping[str, Any]) -> str:
-  """Returns the numbers of a run as a table for people.
+  """Returns the numbers of a run as a text table.
 
   Args:
     results: content of `results.json`.
@@ -154,7 +158,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   metric = results.get("metric", "accuracy")
   selection = split_title(results["task"], results["selection"])
   scored = "held-out" if selection.startswith("held-out") else "test"
-  # Scores, and those of baselines.
+  # Scores of the model, then of the baselines.
   for name in (metric, "accuracy_top5", "exact_match"):
     if name in results:
       title = f"{results['model']} {scored} {name.replace('_', ' ')}"
@@ -174,7 +178,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   yield "wall time", duration(results["wall_seconds"])
   if "pretrained" in results:
     yield "pretrained", results["pretrained"]["folder"]
-  # Note if the data differ from those that the authors published.
+  # Report data that differ from the published data of the authors.
   data = results["data"]
   if not data.get("authors_counts", True):
     counts = [f"{count:,} {name}" for name, count in data["counts"].items()]

@@ -32,8 +32,9 @@ from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
 from jaxformers.training.steps import Margin, train_step
 
-# Entries of the tokens x of a part, 2 MB: measured with `benchmarks.ours.train`
-# at widths of 64 to 512, lengths of 128 to 1,024 and 8 to 32 rows on two cores.
+# Entries of the tokens x [b, n, d] of a part, 2 MB in float32. Measured with
+# `benchmarks.ours.train` at widths of 64 to 512, lengths of 128 to 1,024 and 8
+# to 32 rows on two cores.
 CACHED = 2**19
 
 
@@ -44,29 +45,29 @@ class Trainer:
     run: run from `open_run`.
     task, model: task and model of the run.
     layout: devices, and where arrays lie on them.
-    parts: number of parts in which a step takes its batch.
-    state: `TrainState`; that of step 0 until a checkpoint is restored.
+    parts: number of parts that a step splits its batch into.
+    state: `TrainState`, at step 0 until a checkpoint is restored.
     evaluate: `Evaluator` of parameters on a split.
     order: function from a step to the indices of its examples.
-    carried_seconds: wall time of processes that worked on the run before.
-    origin: record of the trained weights that the run begins with; None if it
-      begins with none, or goes on.
+    carried_seconds: wall time of the earlier processes of the run.
+    origin: record of the pretrained weights that the run begins with; None if
+      it begins without any, or resumes.
   """
 
   def __init__(self, run: Run, began: float | None = None) -> None:
-    """Builds what training needs.
+    """Builds everything that training needs.
 
     Args:
       run: run that is trained.
       began: value of `time.perf_counter` at the start of the process, from
-        which the wall time is counted; None for now.
+        which the wall time is counted; None to count from now.
     """
     self._began = time.perf_counter() if began is None else began
     self.carried_seconds = 0.0
     self.origin: dict[str, Any] | None = None
     self.run, self.task, self.model = run, run.task, run.model
     c = run.config
-    # Devices, and lengths of sequences that they can share.
+    # Devices, and the lengths of sequences that they share.
     self.layout = run.layout
     lengths = run.padded_lengths
     # Images are split over devices by their rows.
@@ -83,7 +84,7 @@ class Trainer:
     self.order = self._loader.order(c.batch_size, c.seed)
 
   def _make_step(self) -> functools.partial[Any]:
-    """Returns the step in `parts` parts, with all that a run sets of it."""
+    """Returns the training step with all of its static arguments."""
     c = self.run.config
     return functools.partial(
       train_step,
@@ -98,7 +99,7 @@ class Trainer:
     )
 
   def _compile(self) -> tuple[Any, Any]:
-    """Returns the compiled step, and what places its batches."""
+    """Returns the compiled step, and the function that places its batches."""
     return compilers.compile_step(
       self.run.config.parallel,
       self._make_step(),
@@ -112,32 +113,35 @@ class Trainer:
     return self._programs.get(_shapes(batch), self._step)(state, batch)
 
   def plan(self) -> int:
-    """Compiles the step for its longest batch, which must fit the device.
+    """Compiles the step for the longest batch, which must fit the device.
 
-    Under `config.accumulate=0` the batch is taken in as many parts as fit,
-    unless its examples see each other, in a BatchNorm or in the loss.
+    With `config.accumulate=0` the batch is split into as many parts as it needs
+    to fit. The batch is not split if its examples see each other, in a
+    BatchNorm or in the loss.
 
     Returns:
-      Bytes that the step holds on one device; 0 where that is not known, as
-      under pmap.
+      Memory of the step on one device, in bytes; 0 if it is unknown, as under
+      pmap.
 
     Raises:
-      UserError: if the step does not fit; names the number of parts that would,
-        or what else needs less.
+      UserError: if the step does not fit; the message names the number of parts
+        that would fit, or other remedies.
     """
     if self.run.config.parallel != "jit":
       return 0
+    # Compile the step for the longest batch, and read its planned memory.
     batch = self._place(self._loader.batch(self._longest(), (0, 0)))
     device = self.layout.mesh.devices.flat[0]
     available = memory.device_bytes(device)
     needed, program = self._planned(batch)
+    # Split the batch into more parts until the step fits.
     if available and needed > available:
       asked, first = self.parts, needed
       while needed > available and (more := self._more_parts()):
         self.parts = more
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
-      # A BatchNorm and some losses see a part alone: the user must agree.
+      # BatchNorm and some losses would see only one part: the user must agree.
       sees_batch = has_statistics(self.model) or self.run.objective.sees_batch
       is_chosen = self.run.config.accumulate or sees_batch
       if needed > available or is_chosen:
@@ -157,7 +161,7 @@ class Trainer:
     return indices
 
   def _more_parts(self) -> int:
-    """Returns the next greater number of parts, twice or more; 0 for none."""
+    """Returns the next number of parts, at least double; 0 if none divides."""
     rows = self.run.config.batch_size // self.layout.parts
     greater = range(2 * self.parts, rows + 1)
     return next((parts for parts in greater if rows % parts == 0), 0)
@@ -165,13 +169,13 @@ class Trainer:
   def _too_large(
     self, needed: int, asked: int, least: int, available: int
   ) -> str:
-    """Returns the message about a step that does not fit its device.
+    """Returns the error message for a step that does not fit its device.
 
     Args:
-      needed: bytes in the parts that were asked for.
-      asked: number of these parts.
-      least: bytes in `self.parts` parts.
-      available: bytes of the device.
+      needed: bytes that the step needs in `asked` parts.
+      asked: number of parts that the config asks for.
+      least: bytes that the step needs in `self.parts` parts.
+      available: bytes of memory of the device.
     """
     has = f"{available / 2**30:.1f} GiB"
     text = (
@@ -180,7 +184,7 @@ class Trainer:
     )
     if least <= available:
       needs = f"{least / 2**30:.1f} GiB"
-      return f"{text}--config.accumulate={self.parts} needs {needs}."
+      return f"{text}set --config.accumulate={self.parts}, which needs {needs}."
     return (
       f"{text}{self.parts} parts still need {least / 2**30:.1f} GiB. Set "
       "--config.model.memory=recomputed, a smaller --config.batch_size, or a "
@@ -188,12 +192,13 @@ class Trainer:
     )
 
   def _initial_state(self) -> TrainState:
-    """Returns the state of step 0, with pre-trained weights if any."""
+    """Returns the state of step 0, with pretrained weights if there are any."""
     state = self.run.initial_state()
     config = self.run.config
-    # A run that goes on needs no pre-trained weights: they may be gone.
+    # A resumed run needs no pretrained weights, which may be gone.
     goes_on = resume.has_checkpoints(self.run.workdir)
     if not processes.broadcast_from_first(goes_on) and config.pretrained:
+      # Take over the weights, which must be the same in all processes.
       params, self.origin = origin.begin_with(
         config.pretrained, state.params, config.model.as_dict(), self.task
       )
@@ -205,10 +210,10 @@ class Trainer:
     return self.layout.place_state(state)
 
   def _fastest_parts(self) -> int:
-    """Returns the number of parts in which a batch is fastest.
+    """Returns the number of parts for which a step is fastest.
 
-    On one CPU injective layers are fastest where their tokens stay in its
-    cache. Other blocks gain nothing from parts, and accelerators lose.
+    On one CPU, injective layers are fastest if their tokens fit the cache.
+    Other blocks gain nothing from parts, and accelerators become slower.
     """
     size = self.run.config.batch_size
     is_injective = layers_of(self.model.stacks()["encoder"]) is not None
@@ -216,7 +221,7 @@ class Trainer:
       return 1
     if self.run.objective.sees_batch:
       return 1
-    # Divide the batch evenly, as close to such parts as can be.
+    # Choose the divisor of the batch with parts closest to `CACHED` entries.
     config = self.model.config
     entries = size * config.num_inputs * config.encoder_len * config.d_model
     divisors = [k for k in range(1, size + 1) if size % k == 0]
@@ -225,7 +230,7 @@ class Trainer:
   def batches(self, start: int) -> Generator[Any, None, None]:
     """Yields the batches of all steps from `start`, counted from 0.
 
-    They are read and placed on devices ahead, while the device is at work.
+    Batches are read and placed on devices ahead, while the device computes.
     """
     seed = self.run.config.seed
 
@@ -235,27 +240,27 @@ class Trainer:
     return prefetch(make, range(start, self.run.config.total_steps))
 
   def wall_seconds(self) -> float:
-    """Returns the time of this process and of those before it.
+    """Returns the wall time of this process and of earlier ones.
 
-    The latter count up to their last checkpoint.
+    Earlier processes count up to their last checkpoint.
     """
     return self.carried_seconds + time.perf_counter() - self._began
 
 
 def _shapes(batch: Any) -> Any:
-  """Returns the shapes of a batch, by which programs differ."""
+  """Returns the shapes of a batch, by which compiled programs differ."""
   return tuple((name, x.shape) for name, x in sorted(batch.items()))
 
 
 def begin(run: Run, record: dict[str, Any] | None = None) -> None:
   """Writes the config and the vocabulary of a run to its workdir.
 
-  Called when everything could be built, and nothing in the workdir is of
-  another run.
+  It must be called after everything has been built, and after the workdir has
+  been checked for other runs.
 
   Args:
-    run: run that begins or goes on.
-    record: record of the trained weights that it begins with, if any.
+    run: run that begins or resumes.
+    record: record of the pretrained weights of the run, if it has any.
   """
   if not processes.is_first():
     return

@@ -1,4 +1,4 @@
-"""Trained weights of a run, or of an exported model, without its program."""
+"""Trained weights of a run or an exported model, read without its data."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from jaxformers.training import exported
 
 
 class Weights(NamedTuple):
-  """A trained model, without its program and its data.
+  """Weights of a trained model, and the records that describe it.
 
   Attributes:
     params: tree of parameters, NumPy arrays.
-    model: section `config.model` of its run.
-    task: description of its task; see `Task.description`.
-    record: content of its `vocabulary.json`: tokens, classes, sizes.
-    step: step of its checkpoint.
-    imports: modules of a user's code that it needs; see `config.imports`.
-    tokenizer: content of its `tokenizer.json`; None if it has none.
-    results: content of its `results.json`; {} if its run has not ended.
+    model: section `config.model` of the run.
+    task: description of the task; see `Task.description`.
+    record: content of `vocabulary.json`: tokens, classes and sizes.
+    step: step of the checkpoint.
+    imports: modules of a user's code that the model needs; see
+      `config.imports`.
+    tokenizer: content of `tokenizer.json`; None if there is none.
+    results: content of `results.json`; {} if the run has not ended.
   """
 
   params: Any
@@ -42,18 +43,18 @@ class Weights(NamedTuple):
 
   @property
   def vocabulary(self) -> tuple[str, ...]:
-    """Meaning of its ids; () if its inputs are numbers."""
+    """Tokens by their ids; () if the inputs are numbers."""
     return tuple(self.record.get("tokens", ()))
 
   @property
   def objective(self) -> str:
-    """Objective of its task."""
+    """Objective of the task."""
     return self.record["sizes"]["objective"]
 
   def has_same_head(self, task: Task) -> bool:
-    """Returns True if the model predicts what a model of a task predicts."""
+    """Returns True if the model has the head that another task needs."""
     if task.name == arrays.NAME:
-      # Examples given in Python have one name, whatever they are.
+      # All examples given in Python have one task name: compare descriptions.
       return dict(self.task) == task.description()
     return (
       self.task.get("task") == task.name
@@ -63,14 +64,16 @@ class Weights(NamedTuple):
 
 
 def read_weights(folder: Path) -> Weights | None:
-  """Returns the weights of a run, or of an exported one; None for others.
+  """Returns the weights of a run or an exported model; None for other folders.
 
   Raises:
-    UserError: for a run without an evaluated checkpoint, a folder with the runs
-      of several seeds, or files that are damaged.
+    UserError: for a run without an evaluated checkpoint, for a folder with the
+      runs of several seeds, or for damaged files.
   """
+  # Read an exported model.
   if exported.is_exported(folder):
     return _read_exported(folder)
+  # Read the best checkpoint of a run.
   if is_run(folder):
     saved = workdirs.read_config(folder)
     user_code.import_named_by(folder, saved.get("imports", ""))
@@ -81,17 +84,19 @@ def read_weights(folder: Path) -> Weights | None:
     fields = (saved["model"], about, record, best.step, config.imports)
     has_results = (folder / "results.json").exists()
     return Weights(params, *fields, *_others(folder, record, has_results))
+  # Explain a folder that holds several runs.
   refuse_seeds(folder)
   return None
 
 
 def _read_best(folder: Path, config: RunConfig) -> Any:
-  """Returns `read_best`, read again if a training beside has removed files."""
+  """Returns `read_best`, called again if a running training removed files."""
   from jaxformers.training.checkpoint import read_best  # Imports orbax.
 
   try:
     return read_best(folder, config)
   except (OSError, UserError):
+    # A run that has ended removes no files: the error is real.
     if (folder / "results.json").exists():
       raise
   return read_best(folder, config)
@@ -117,15 +122,16 @@ def is_run(folder: Path) -> bool:
 
 
 def _read_exported(folder: Path) -> Weights:
-  """Returns the weights of a folder that `exported` has written.
+  """Returns the weights of an exported model.
 
-  Reads again if another process has replaced the folder meanwhile.
+  They are read again if another process replaces the folder meanwhile.
   """
   while True:
     before = exported.read_record(folder)
     try:
       weights = _read_files(folder)
     except UserError:
+      # Read again only if the folder was replaced.
       if exported.read_record(folder) == before:
         raise
       continue
@@ -147,12 +153,12 @@ def _read_files(folder: Path) -> Weights:
 def _others(
   folder: Path, record: Mapping[str, Any], has_results: bool
 ) -> tuple[Any, Mapping[str, Any]]:
-  """Returns `tokenizer` and `results` of `Weights`.
+  """Returns the fields `tokenizer` and `results` of `Weights`.
 
   Args:
     folder: workdir of a run, or an exported model.
-    record: content of its `vocabulary.json`.
-    has_results: True if it has a `results.json`.
+    record: content of the folder's `vocabulary.json`.
+    has_results: True if the folder has a `results.json`.
   """
   tokenizer = None
   if workdirs.has_tokenizer(record):

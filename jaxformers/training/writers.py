@@ -1,4 +1,4 @@
-"""Writers of metrics: metrics.jsonl always, TensorBoard and wandb if asked."""
+"""Writers of metrics: metrics.jsonl always, TensorBoard and W&B on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxformers.training import disk, processes
 
 
 def _cut_metrics(workdir: Path, step: int) -> None:
-  """Removes the records after a step, replacing the file as a whole.
+  """Removes the records after a step from `metrics.jsonl`.
 
-  Damaged lines are left out, with a message.
+  The file is replaced as a whole. Damaged lines are dropped with a warning.
   """
   path = workdir / "metrics.jsonl"
   if step and not path.exists():
     processes.warn(
-      f"{path} is not there: the metrics up to step {step} are lost."
+      f"{path} is missing: the metrics up to step {step} are lost."
     )
   path.touch()
   records, damaged = workdirs.read_metrics(workdir)
@@ -30,7 +30,7 @@ def _cut_metrics(workdir: Path, step: int) -> None:
     first = ", ".join(map(str, damaged[:5]))
     more = ", ..." if len(damaged) > 5 else ""
     processes.warn(f"{path}: damaged lines were left out ({first}{more}).")
-  # Write the file again if it holds more than the records to keep.
+  # Rewrite the file only if there are records to remove.
   kept = [record for record in records if record["step"] <= step]
   text = "".join(workdirs.metrics_line(r["step"], r) for r in kept)
   if text.encode() != path.read_bytes():
@@ -38,9 +38,9 @@ def _cut_metrics(workdir: Path, step: int) -> None:
 
 
 def _wandb_id(workdir: Path) -> str:
-  """Returns the id of a workdir's run at W&B, made when it is first asked for.
+  """Returns the id of a workdir's run at W&B, which the first call creates.
 
-  A folder that was deleted gets another id, and so another run at W&B.
+  If the folder is deleted, a new one gets another id, and so another W&B run.
   """
   path = workdir / "wandb.json"
   if not path.exists():
@@ -51,7 +51,7 @@ def _wandb_id(workdir: Path) -> str:
 def _wandb_names(config: RunConfig, protocol: str) -> dict[str, Any]:
   """Returns project, name, group and tags of a run at W&B.
 
-  W&B reads a name that is left out from its own variable of the environment.
+  A name is left out if its environment variable is set, which W&B reads.
   """
   task, model = config.task.name, config.model.name
   names = {
@@ -68,10 +68,10 @@ def _wandb_names(config: RunConfig, protocol: str) -> dict[str, Any]:
 
 
 class Writers:
-  """Writes scalars of a step to every place that the config names.
+  """Writes the scalars of a step to every log that the config names.
 
   A resumed run first removes the records after its step from `metrics.jsonl`,
-  so that no step occurs twice. Of several processes only the first one writes.
+  so that no step occurs twice. Only the first of several processes writes.
 
   Args:
     workdir: workdir of the run.
@@ -91,18 +91,20 @@ class Writers:
     self._path = self._board = self._wandb = None
     if not processes.is_first():
       return
-    # A library that is missing is an error before anything is written.
+    # Report a missing library before anything is written.
     requirements.require_logs(config.logs)
-    # Records after the step are computed again.
+    # Drop the records after the step: these steps are computed again.
     self._path = workdir / "metrics.jsonl"
     with disk.saving(self._path.name, workdir):
       _cut_metrics(workdir, step)
+    # Open TensorBoard, which drops later records as well.
     if config.tensorboard:
       import tensorboardX
 
       self._board = tensorboardX.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=step + 1 if step else None
       )
+    # Begin a run at W&B, or continue it.
     if config.wandb:
       import wandb
 
@@ -121,7 +123,7 @@ class Writers:
       self._wandb.finish()
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes scalars, named like "train/loss".
+    """Writes the scalars of a step, under names such as "train/loss".
 
     Raises:
       OSError: if the disk is full or absent.
@@ -130,7 +132,7 @@ class Writers:
       line = workdirs.metrics_line(step, scalars).encode()
       with (
         disk.saving(f"Metrics of step {step}", self._workdir),
-        # Not "ab": it would create a file that was deleted.
+        # Not "ab", which would create a file that was deleted.
         self._path.open("r+b") as file,
       ):
         file.seek(0, os.SEEK_END)
@@ -144,7 +146,7 @@ class Writers:
       self._wandb.log(dict(scalars), step=step)
 
   def write_results(self, results: Mapping[str, Any]) -> None:
-    """Writes the test score into the summary of the run at W&B.
+    """Writes the test scores into the summary of the run at W&B.
 
     Args:
       results: content of `results.json`.

@@ -1,4 +1,4 @@
-"""Small trained models that come with the package, and how they were trained.
+"""Small trained models that come with the package, and their recipes.
 
 `jaxformers.load("zoo:NAME")` opens one; `launch/zoo.py` trains them.
 """
@@ -13,17 +13,18 @@ from jaxformers.foundations.registry import choose
 
 FOLDER = Path(__file__).parents[1] / "models_to_try"
 PREFIX = "zoo:"
-MOST_BYTES = 1_000_000  # Size of a model's files.
+MOST_BYTES = 1_000_000  # Greatest size of a model's files.
 
 
 class Recipe(NamedTuple):
-  """Training of a model of the zoo.
+  """Command that trains a model of the zoo.
 
   Attributes:
     config: value of --config.
     fields: further arguments, such as --config.total_steps=1500.
-    archive: file of the data in a folder of archives; "" for generated data.
-    about: what the model is, in a line.
+    archive: name of the data's file in a folder of archives; "" for generated
+      data.
+    about: description of the model in one line.
   """
 
   config: str
@@ -32,7 +33,7 @@ class Recipe(NamedTuple):
   about: str = ""
 
   def command(self, workdir: str, archives: str = "PATH") -> list[str]:
-    """Returns the arguments of `python -m jaxformers.main`."""
+    """Returns the arguments for `python -m jaxformers.main`."""
     data = f"--config.task.archive={archives}/{self.archive}"
     more = [data] if self.archive else []
     return ["--config", self.config, "--workdir", workdir, *self.fields, *more]
@@ -43,13 +44,13 @@ def _steps(total: int) -> tuple[str, str]:
   return f"--config.total_steps={total}", warmup
 
 
-# Reviews are cut to 500 bytes, and images are of protocol=s4, as in the tables
+# Reviews are cut to 500 bytes, and images use protocol=s4, as in the tables
 # of docs/results.md.
 _TEXT = ("--config.task.max_len=500",)
 RECIPES = {
   "pairs-isometric": Recipe(
     "synthetic/planted_pairs",
-    about="planted pairs: tokens that meet, with a certificate",
+    about="planted pairs: token mixing with a certificate",
   ),
   "listops-transject": Recipe(
     "lra/listops:size=tiny", about="TransJect, the paper's encoder"
@@ -69,7 +70,7 @@ RECIPES = {
     "lra/text:size=tiny,model=random_transject",
     (*_TEXT, "--config.model.mixer.num_experts=1", *_steps(2_800)),
     "aclImdb_v1.tar.gz",
-    "Random-TransJect of one expert: predictions that some bytes cannot change",
+    "Random-TransJect of one expert, certified against changed bytes",
   ),
   "text-transformer": Recipe(
     "lra/text:size=tiny,model=transformer,seed=1",
@@ -87,7 +88,7 @@ RECIPES = {
     "lra/image:size=tiny,model=isometric,protocol=s4,seed=2",
     _steps(1_500),
     "cifar-10-binary.tar.gz",
-    "isometric on grey pixels: injective, bounded, and its pixels meet",
+    "isometric on grey pixels: injective, bounded, with token mixing",
   ),
   "text-lru": Recipe(
     "lra/text:size=tiny,model=lru",
@@ -129,15 +130,15 @@ def find(name: str) -> Path:
 
 
 def require(name: str) -> Path:
-  """Returns the folder of a model that is in this installation.
+  """Returns the folder of a model, which must be in this installation.
 
   Raises:
-    UserError: as `find`; and for a model that is not there.
+    UserError: for an unknown name, or for a model that is not installed.
   """
   folder = find(name)
   if not folder.is_dir():
     raise UserError(
-      f"The model {name!r} of the zoo is not in this installation: "
-      f"python launch/zoo.py --workdir runs/zoo --names {name} trains it."
+      f"The model {name!r} of the zoo is not in this installation. "
+      f"Train it: python launch/zoo.py --workdir runs/zoo --names {name}"
     )
   return folder

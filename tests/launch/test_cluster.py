@@ -221,7 +221,7 @@ def test_run_of_eight_devices_resumes_on_fewer(
     process.send_signal(signal.SIGTERM)
     assert "SIGTERM: saved step" in process.stderr.read()
   done = launch(count, devices, *stop)
-  assert "Going on from step" in done.stderr
+  assert "Resuming from step" in done.stderr
   assert worst(alone, tmp_path) < 1e-5
 
 
