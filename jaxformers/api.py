@@ -41,7 +41,7 @@ def train(
 
   If the workdir holds an unfinished run of the same config, training resumes
   from its latest checkpoint. If the run is finished, nothing is trained.
-  Without examples, `train` does the same as `python -m jaxformers.main` with
+  Without examples, `train` does the same as `jaxformers train` with
   the same config and workdir.
 
   Args:

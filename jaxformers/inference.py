@@ -1,7 +1,7 @@
 """Trained models: predictions, hidden states, inverses and certificates.
 
 A model is loaded from the workdir of a run, or from a folder that
-`TrainedModel.save` or `python -m jaxformers export` has written. Loading needs
+`TrainedModel.save` or `jaxformers export` has written. Loading needs
 neither the data set nor the optimiser of the run.
 """
 
@@ -745,9 +745,9 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
 
   Args:
     folder: Workdir of a run, from which the best checkpoint is read. Or a
-      folder that `TrainedModel.save` or `python -m jaxformers export` has
+      folder that `TrainedModel.save` or `jaxformers export` has
       written. Or "zoo:NAME" for a small trained model of the package; the
-      command `python -m jaxformers zoo` lists the names.
+      command `jaxformers zoo` lists the names.
     trust: True imports the code modules that the folder names. They run with
       your rights; see SECURITY.md. Modules that are already imported need no
       trust.

@@ -345,7 +345,7 @@ def _help(spec: str | None, overrides: Sequence[str]) -> str:
     f"{__doc__}\n{FLAGS.module_help(sys.modules[__name__])}\n\n"
     f"Fields of {owner}, set by --config.FIELD=VALUE:\n"
     f"{configs.describe(fields, find)}\n\n"
-    "Models: python -m jaxformers models. Options of mixers and blocks: "
+    "Models: jaxformers models. Options of mixers and blocks: "
     "docs/mixers.md."
   )
 

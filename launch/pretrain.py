@@ -1,6 +1,6 @@
 r"""Pre-trains on a task's own inputs, fine-tunes, and compares with scratch.
 
-python launch/pretrain.py --config configs/lra/text.py:size=tiny \
+python launch/pretrain.py --config lra/text:size=tiny \
     --grid model=transformer,s5 --workdir runs/pretrain --seeds 0,1,2
 
 Every way has the steps of its config, `config.total_steps`. A share of them is

@@ -1,7 +1,7 @@
 r"""Runs every combination of a grid, and prints one table of the results.
 
-python launch/sweep.py --config configs/lra/text.py \
-    --config configs/lra/listops.py --workdir runs/lra --seeds 0,1,2 \
+python launch/sweep.py --config lra/text \
+    --config lra/listops --workdir runs/lra --seeds 0,1,2 \
     --grid model=transformer,transject --grid size=tiny
 
 `--grid KEY=VALUE,VALUE` lists values of a config's argument or of any field of

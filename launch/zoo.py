@@ -4,7 +4,7 @@ python launch/zoo.py --workdir runs/zoo --archives PATH
 
 A model whose run in the workdir has ended is not trained again. `--names
 pairs-isometric,listops-s5` trains only some. The files are written into
-`jaxformers/models_to_try`, which `python -m jaxformers zoo` lists.
+`jaxformers/models_to_try`, which `jaxformers zoo` lists.
 """
 
 from __future__ import annotations

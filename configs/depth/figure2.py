@@ -1,9 +1,9 @@
 r"""Depth against width at equal parameters: figure 2 of Levine et al. 2020.
 
-python launch/sweep.py --config configs/depth/figure2.py \
+python launch/sweep.py --config depth/figure2 \
     --workdir runs/figure2 --grid depth=6,12,24 --grid size=1,2,3,4 \
     --tune rate=5e-4,1e-3,2e-3 --seeds 0,1,2 --config.task.archive=PATH
-python -m jaxformers depth runs/figure2 --out figure2
+jaxformers depth runs/figure2 --out figure2
 
 The models are decoders over 1,000 byte pairs. Each size has a model of 6, of 12
 and of 24 layers with (nearly) the same parameters: 12 L d^2 = 1.2, 2.2, 4.7,

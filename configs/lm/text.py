@@ -1,6 +1,6 @@
 r"""A small language model of any folder of text, in byte pairs.
 
-python -m jaxformers.main --config configs/lm/text.py:model=neutreno \
+jaxformers train lm/text:model=neutreno \
     --workdir runs/text_lm --config.task.archive=PATH/aclImdb_v1.tar.gz
 
 PATH is a folder of text, a tar, or a set of texts that tensorflow-datasets has

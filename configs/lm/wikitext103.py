@@ -4,13 +4,13 @@ The data set is not in tensorflow-datasets. Unpack wikitext-103-v1.zip (Merity
 et al. 2016), and give the folder with wiki.train.tokens, wiki.valid.tokens and
 wiki.test.tokens:
 
-python -m jaxformers.main --config configs/lm/wikitext103.py:model=neutreno \
+jaxformers train lm/wikitext103:model=neutreno \
     --workdir runs/wikitext --config.task.archive=PATH/wikitext-103
 
 The paper reports validation and test perplexities 33.15 and 34.29 for softmax
 attention, and 32.60 and 33.70 for NeuTRENO (model=neutreno, which sets
 mixer.fidelity=0.4). These scores use a window that moves by one word at a time;
-`python -m jaxformers perplexity` computes them. The model has sixteen layers of
+`jaxformers perplexity` computes them. The model has sixteen layers of
 d = 128 and trains for 500,000 steps of 96 windows. We have not run it.
 
 Differs from the paper's code: windows are drawn in random order, and positions

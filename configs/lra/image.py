@@ -2,14 +2,14 @@ r"""LRA Image: CIFAR-10 as a sequence of 1024 grey pixels, ten classes.
 
 Downloads through tensorflow-datasets, or takes a local archive:
 
-python -m jaxformers.main --config configs/lra/image.py --workdir runs/image \
+jaxformers train lra/image --workdir runs/image \
     --config.task.archive=PATH/cifar-10-binary.tar.gz
 
 The paper reports 38.9 for TransJect and 40.6 for the Transformer; a linear
 classifier on the pixels reaches 30.9. size=tiny reaches 31.4 in half an hour on
 two cores. See docs/results.md for more.
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 """

@@ -5,10 +5,10 @@ reports 42.2 for TransJect and 38.4 for the Transformer. A rule that looks only
 at the first token reaches 35.6 on our test split. size=tiny reaches 36 to 37 on
 two cores in 5 minutes. See docs/results.md for more.
 
-python -m jaxformers.main --config configs/lra/listops.py:size=tiny \
+jaxformers train lra/listops:size=tiny \
     --workdir runs/listops
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 Longer test expressions: --config.task.test_min_length=2000

@@ -4,10 +4,10 @@ Nothing is downloaded: images are generated once from LRA's distribution, which
 takes a minute for all 200,000 on two cores. The paper reports 71.5 for
 TransJect and 65.2 for the Transformer. See docs/results.md for more.
 
-python -m jaxformers.main --config configs/lra/pathfinder.py:size=tiny \
+jaxformers train lra/pathfinder:size=tiny \
     --workdir runs/pathfinder
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 Easier levels: --config.task.difficulty=intermediate|easy; longer sequences:

@@ -4,10 +4,10 @@ Nothing is downloaded: images are generated once from LRA's distribution, which
 takes half an hour for all 200,000 on two cores. In LRA's paper no model is
 above chance; S4's paper reports 96. See docs/results.md for more.
 
-python -m jaxformers.main --config configs/lra/pathx.py:size=tiny \
+jaxformers train lra/pathx:size=tiny \
     --workdir runs/pathx
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 Easier levels: --config.task.difficulty=intermediate|easy; other sizes:

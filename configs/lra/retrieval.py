@@ -2,14 +2,14 @@ r"""LRA Retrieval: does one of two papers cite the other, from their bytes?
 
 The papers come from the ACL Anthology Network, in LRA's release of 7.7 GB:
 
-python -m jaxformers.main --config configs/lra/retrieval.py \
+jaxformers train lra/retrieval \
     --workdir runs/retrieval --config.task.archive=PATH/lra_release.gz
 
 The paper reports 80.3 for TransJect and 80.7 for the Transformer. At size=tiny,
 on a substitute of 8,000 pairs of reviews, TransJect reaches 56.0; a rule that
 compares byte histograms reaches 53.1. See docs/results.md for more.
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 If an archive has another number of pairs than LRA's, set

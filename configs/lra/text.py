@@ -2,7 +2,7 @@ r"""LRA Text: IMDb reviews as bytes, two classes.
 
 Downloads through tensorflow-datasets, or takes a local archive:
 
-python -m jaxformers.main --config configs/lra/text.py --workdir runs/text \
+jaxformers train lra/text --workdir runs/text \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
 
 The paper reports 64.9 for TransJect and 61.9 for the Transformer. A logistic
@@ -10,7 +10,7 @@ regression on the byte histogram of the whole review reaches 66.4, more than
 every model in the papers' tables. size=tiny reaches 64.3 on two cores in ten
 minutes. See docs/results.md for more.
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 Except under the first protocol, the test split selects the checkpoint, as it

@@ -2,14 +2,14 @@ r"""AG's News, title and description as word pieces, four classes.
 
 Downloads through tensorflow-datasets, or takes a local archive:
 
-python -m jaxformers.main --config configs/short/ag_news.py \
+jaxformers train short/ag_news \
     --workdir runs/ag_news --config.task.archive=PATH/ag_news_csv.tar.gz
 
 The paper reports 88.8 for TransJect and 90.2 for Random-TransJect. size=tiny
 reaches 87.0 under "test_only" with BERT's vocabulary, on 1,000 articles. See
 docs/results.md for more.
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|tiny, protocol=jaxformers|paper|test_only, seed=0,
 objective=masked|causal for pre-training on the inputs. Under "paper" the test
 split selects the checkpoint, by its loss. "test_only" needs only test.csv, and

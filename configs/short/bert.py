@@ -3,7 +3,7 @@ r"""BERT fine-tuned on IMDb or AG's News, with or without NeuTRENO's term.
 PATH/bert-base-uncased is the folder from Hugging Face's hub, with config.json,
 model.safetensors and vocab.txt:
 
-python -m jaxformers.main --config configs/short/bert.py:model=neutreno \
+jaxformers train short/bert:model=neutreno \
     --workdir runs/bert --config.pretrained=PATH/bert-base-uncased \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
 

@@ -2,7 +2,7 @@ r"""IMDb reviews as word pieces, two classes.
 
 Downloads through tensorflow-datasets, or takes a local archive:
 
-python -m jaxformers.main --config configs/short/imdb.py --workdir runs/imdb \
+jaxformers train short/imdb --workdir runs/imdb \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
 
 The paper reports 88.1 for TransJect and 81.3 for the Transformer. A logistic
@@ -10,7 +10,7 @@ regression on which pieces occur reaches 87.9 with BERT's vocabulary. With that
 vocabulary size=tiny reaches 87.6, in eight minutes on two cores. See
 docs/results.md for more.
 
-Arguments: model=NAME, one that python -m jaxformers models lists;
+Arguments: model=NAME, one that jaxformers models lists;
 size=paper|tiny, protocol=jaxformers|paper, seed=0,
 objective=masked|causal for pre-training on the inputs. Under "paper" the test
 split selects the checkpoint, by its loss.

@@ -3,7 +3,7 @@ r"""SimCSE without labels on BERT, tested on STS-12, with or without NeuTRENO.
 PATH/bert-base-uncased is the folder from Hugging Face's hub, and PATH/simcse
 has wiki1m_for_simcse.txt, STS12-en-test and sts-dev.csv (docs/data.md):
 
-python -m jaxformers.main --config configs/short/simcse.py:model=neutreno \
+jaxformers train short/simcse:model=neutreno \
     --workdir runs/simcse --config.pretrained=PATH/bert-base-uncased \
     --config.task.vocabulary=PATH/bert-base-uncased/vocab.txt \
     --config.task.archive=PATH/simcse

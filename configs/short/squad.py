@@ -3,7 +3,7 @@ r"""BERT fine-tuned on SQuAD v1.1, with or without NeuTRENO's term.
 PATH/bert-base-uncased is the folder from Hugging Face's hub, and PATH/squad has
 train-v1.1.json and dev-v1.1.json:
 
-python -m jaxformers.main --config configs/short/squad.py:model=neutreno \
+jaxformers train short/squad:model=neutreno \
     --workdir runs/squad --config.pretrained=PATH/bert-base-uncased \
     --config.task.vocabulary=PATH/bert-base-uncased/vocab.txt \
     --config.task.archive=PATH/squad

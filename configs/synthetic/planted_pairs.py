@@ -4,10 +4,10 @@ Each example has 16 marks "a" and 16 marks "b" among 256 places. Either each b
 is 19 places after an a, or the marks are anywhere. A model without token mixing
 reaches 50; `isometric` reaches 100.0 in a minute on one core.
 
-python -m jaxformers.main --config configs/synthetic/planted_pairs.py \
+jaxformers train synthetic/planted_pairs \
     --workdir runs/pairs
 
-Arguments: model=NAME, one that python -m jaxformers models lists; seed=0.
+Arguments: model=NAME, one that jaxformers models lists; seed=0.
 """
 
 from jaxformers import config as c

@@ -4,7 +4,7 @@ PATH/ADEChallengeData2016 is the folder that its authors publish. PATH/deit-tiny
 is an encoder trained on ImageNet, by configs/vision/imagenet.py or from Hugging
 Face's hub:
 
-python -m jaxformers.main --config configs/vision/ade20k.py:model=neutreno \
+jaxformers train vision/ade20k:model=neutreno \
     --workdir runs/ade20k --config.pretrained=PATH/deit-tiny \
     --config.model.block.norm_epsilon=1e-5 \
     --config.task.archive=PATH/ADEChallengeData2016
@@ -15,7 +15,7 @@ keeps Segmenter's value.
 The paper reports a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
 softmax attention, and 37.24 and 38.06 for NeuTRENO (model=neutreno,
 mixer.fidelity=0.6 in encoder and decoder). These are scores of sliding windows,
-which `python -m jaxformers segmentation` computes. A run itself prints only the
+which `jaxformers segmentation` computes. A run itself prints only the
 score on the centre of each image. The training of 64 epochs of 512 x 512 pixels
 needs an accelerator; we have not run it.
 

@@ -3,7 +3,7 @@ r"""ImageNet-1k with DeiT's training, as in NeuTRENO's table 1.
 PATH/imagenet2012/5.1.0 is a directory that tensorflow-datasets has prepared
 with file_format="array_record", or a folder with train/CLASS/ and val/CLASS/:
 
-python -m jaxformers.main --config configs/vision/imagenet.py:model=neutreno \
+jaxformers train vision/imagenet:model=neutreno \
     --workdir runs/imagenet --config.task.archive=PATH/imagenet2012/5.1.0
 
 The paper reports top-1 72.17 and top-5 91.02 for DeiT-tiny, and 73.01 and 91.56

@@ -1,8 +1,8 @@
 r"""Recommends depth and width for a number of parameters.
 
-python -m jaxformers advise --params 125e6 --vocab 32000
-python -m jaxformers advise --params 125e6 --vocab 32000 \
-    --config configs/lm/text.py --out advice
+jaxformers advise --params 125e6 --vocab 32000
+jaxformers advise --params 125e6 --vocab 32000 \
+    --config lm/text --out advice
 
 The recommendation uses the fit (`jaxformers.theory.fit`) of the later version
 of Levine et al., arXiv 2006.12467: log d = 5.039 + 0.0555 L. It was fitted to

@@ -1,6 +1,6 @@
 r"""Bounds separation ranks, and says if depth or width limits a network.
 
-python -m jaxformers bounds --num_layers 96 --d_model 12288 \
+jaxformers bounds --num_layers 96 --d_model 12288 \
     --num_heads 96
 
 Source: Levine et al. 2020, "Limits to Depth Efficiencies of Self-Attention",

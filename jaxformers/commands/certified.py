@@ -1,6 +1,6 @@
 r"""Certifies and attacks the predictions of a classifier.
 
-python -m jaxformers certified runs/imdb
+jaxformers certified runs/imdb
 
 Two scores are computed for k replaced tokens, and for perturbations of the
 embedded sequence. Certified accuracy is the share of test examples that are

@@ -1,7 +1,7 @@
 r"""Lists the configs that come with the package, or describes one.
 
-python -m jaxformers configs
-python -m jaxformers configs lra/text
+jaxformers configs
+jaxformers configs lra/text
 
 --config accepts a name as well as a path: --config lra/text:size=tiny.
 """

@@ -1,4 +1,4 @@
-"""Runs a command by `python -m jaxformers NAME ...`, or lists all commands."""
+"""Runs a command by `jaxformers NAME ...`, or lists all commands."""
 
 from __future__ import annotations
 

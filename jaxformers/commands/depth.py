@@ -1,6 +1,6 @@
 r"""Compares depth with width at equal parameters, from the runs of a sweep.
 
-python -m jaxformers depth runs/figure2 --out figure2
+jaxformers depth runs/figure2 --out figure2
 
 For every depth and width, the learning rate with the largest number of seeds is
 used. A tie is resolved by the best loss on the selection split. Runs that

@@ -1,6 +1,6 @@
 r"""Exports a trained model as files that work without this package.
 
-python -m jaxformers export runs/text --out model
+jaxformers export runs/text --out model
 
 Writes the program model.jax (`jax.export`, for CPU, GPU and TPU) and its arrays
 model.safetensors. The arrays contain the orthogonal matrices themselves, so

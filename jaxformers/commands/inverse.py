@@ -1,6 +1,6 @@
 r"""Runs injective layers backwards, from the last output to the tokens.
 
-python -m jaxformers inverse runs/listops
+jaxformers inverse runs/listops
 
 A layer of TransJect is injective if the weights of its gate and Sigma are given
 (theorem 2 of the paper; docs/theory.md). The forward pass returns both as side

@@ -1,7 +1,7 @@
 r"""Measures dynamical isometry: singular values of an encoder's Jacobian.
 
-python -m jaxformers isometry runs/transject runs/transformer --out isometry
-python -m jaxformers isometry runs/transformer --untrained
+jaxformers isometry runs/transject runs/transformer --out isometry
+jaxformers isometry runs/transformer --untrained
 
 A map is a dynamical isometry if all singular values of its Jacobian are near 1.
 Small changes of its input then neither grow nor vanish (TransJect, section 2;

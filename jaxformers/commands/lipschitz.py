@@ -1,6 +1,6 @@
 r"""Bounds and measures the Lipschitz constants of a trained encoder.
 
-python -m jaxformers lipschitz runs/listops
+jaxformers lipschitz runs/listops
 
 For TransJect, a theorem bounds the ratio |f(x) - f(y)| / |x - y| of any two
 tokens of one sample; the bound is evaluated on the trained weights. A bound for

@@ -1,11 +1,11 @@
 r"""Lists the models, or compares their costs with the Transformer's.
 
-python -m jaxformers models
-python -m jaxformers models lru s5
-python -m jaxformers models --config configs/lra/listops.py
-python -m jaxformers models --config configs/lra/listops.py \
+jaxformers models
+jaxformers models lru s5
+jaxformers models --config lra/listops
+jaxformers models --config lra/listops \
     --config.model.num_layers=4 --models transject,transformer
-python -m jaxformers models --published
+jaxformers models --published
 
 The config sets the sizes of the models; with `:size=matched` TransJect has at
 most as many parameters as the Transformer. Long Range Arena allows a model 10 %

@@ -1,13 +1,13 @@
 r"""Scores a language model with sliding windows of a given stride.
 
-python -m jaxformers perplexity runs/wikitext --strides 1,256
+jaxformers perplexity runs/wikitext --strides 1,256
 
 With a stride of 1, every token is predicted from a full window of earlier
 tokens, by one forward pass per token. This is the evaluation of NeuTRENO's
 table 3. Only the tokens of the first window have a shorter context. With
 windows that do not overlap, as in training, the first tokens of every window
 are predicted from a short context. Each score is saved with its stride in the
-run's `scores.json`, which `python -m jaxformers published` reads.
+run's `scores.json`, which `jaxformers published` reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""Prepares the data of a task once, before its runs.
 
-python -m jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
+jaxformers prepare image --archive PATH/cifar-10-binary.tar.gz
 
 The command downloads or generates the data, or reads them from an archive, and
 checks them. tensorflow-datasets writes them as array_record files under

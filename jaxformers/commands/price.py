@@ -1,6 +1,6 @@
 r"""Compares the test scores of runs with the width of their certificates.
 
-python -m jaxformers price runs/text_narrow runs/text_wide --out price
+jaxformers price runs/text_narrow runs/text_wide --out price
 
 For every run, the table lists the smallest and the largest factor by which its
 encoder can change the distance of two sequences. They are the products of

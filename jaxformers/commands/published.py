@@ -1,6 +1,6 @@
 r"""Prints the tables of the papers, with the scores of our runs added.
 
-python -m jaxformers published runs/* [--latex]
+jaxformers published runs/* [--latex]
 
 The tables are TransJect's tables 1 and 2, and the tables of Long Range Arena,
 S4, S5, Mega and NeuTRENO (`papers.py`). Each row of ours is a model with its

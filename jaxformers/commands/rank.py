@@ -1,6 +1,6 @@
 r"""Computes separation ranks of linearised self-attention exactly.
 
-python -m jaxformers rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
+jaxformers rank --num_layers 1,2 --d_model 2,3,4 --num_heads 1
 
 The separation rank of a function of two groups of tokens equals the rank of its
 grid matrix [y(a_s, b_t)] at generic points, if there are more points than the

@@ -1,7 +1,7 @@
 r"""Writes a page with the tables and figures of runs.
 
-python -m jaxformers report runs/transject runs/local --out report
-python -m jaxformers report --pretrained PATH/bert-base-uncased --out report
+jaxformers report runs/transject runs/local --out report
+jaxformers report --pretrained PATH/bert-base-uncased --out report
 
 The page report/index.html needs no server and no network. Every figure is also
 written to the folder as PNG, SVG and CSV. A WORKDIR is a run, or a folder with

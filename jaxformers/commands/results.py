@@ -1,6 +1,6 @@
 r"""Prints the mean and deviation of scores over seeds, by metric.
 
-python -m jaxformers results runs/*
+jaxformers results runs/*
 
 Runs that differ only in the seed form one row. If a model has several rows for
 a task, each row names up to three fields in which the rows differ. A second

@@ -1,8 +1,8 @@
 r"""Scores an image classifier on corrupted and on unusual images.
 
-python -m jaxformers robustness runs/cifar10
-python -m jaxformers robustness runs/cifar10/seed_0 runs/cifar10/seed_1
-python -m jaxformers robustness runs/imagenet \
+jaxformers robustness runs/cifar10
+jaxformers robustness runs/cifar10/seed_0 runs/cifar10/seed_1
+jaxformers robustness runs/imagenet \
     --imagenet_c PATH/imagenet-c --imagenet_a PATH/imagenet-a \
     --imagenet_r PATH/imagenet-r
 
@@ -15,7 +15,7 @@ https://arxiv.org/abs/1903.12261). ImageNet-A and ImageNet-R (Hendrycks et al.
 the command prints the scores of each run, and then the mean and the sample
 standard deviation of all runs; JSON has the scores of each run. Scores of a
 folder are saved with the name of the set in the run's `scores.json`, which
-`python -m jaxformers published` reads.
+`jaxformers published` reads.
 """
 
 from __future__ import annotations

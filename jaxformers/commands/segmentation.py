@@ -1,7 +1,7 @@
 r"""Scores a segmentation model on whole scenes, with sliding windows.
 
-python -m jaxformers segmentation runs/ade20k
-python -m jaxformers segmentation runs/ade20k \
+jaxformers segmentation runs/ade20k
+jaxformers segmentation runs/ade20k \
     --scales 0.5,0.75,1,1.25,1.5,1.75 --flip
 
 The second command is the multi-scale evaluation of Segmenter and of NeuTRENO's
@@ -9,7 +9,7 @@ table 2. A scene that is smaller than a window at a scale is enlarged to the
 side of the window, as in Segmenter's code. The scores of the classes are
 interpolated to the size of each scene and compared with the labels there. The
 result is saved in the run's `scores.json` with stride, scales and mirror
-images. `python -m jaxformers published` reads the file.
+images. `jaxformers published` reads the file.
 """
 
 from __future__ import annotations

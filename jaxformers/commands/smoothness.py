@@ -1,13 +1,13 @@
 r"""Measures over-smoothing: how similar tokens become, and its functional.
 
-python -m jaxformers smoothness runs/transformer runs/neutreno \
+jaxformers smoothness runs/transformer runs/neutreno \
     --out smoothness
-python -m jaxformers smoothness runs/transformer --untrained --split train
-python -m jaxformers smoothness runs/transformer --model neutreno \
+jaxformers smoothness runs/transformer --untrained --split train
+jaxformers smoothness runs/transformer --model neutreno \
     --options mixer.fidelity=0.6
 
 The command evaluates the curves by layer for trained models. It saves their
-means over the layers in the run's `scores.json`, which `python -m jaxformers
+means over the layers in the run's `scores.json`, which `jaxformers
 published` reads.
 Source: Nguyen et al. 2023 (NeuTRENO), https://arxiv.org/abs/2312.00751. Numbers
 of equations refer to this paper.

@@ -1,6 +1,6 @@
 """Lists all tasks with their protocols and a line on each.
 
-python -m jaxformers tasks
+jaxformers tasks
 
 The command `prepare` describes the options of a task: `prepare TASK --help`.
 """

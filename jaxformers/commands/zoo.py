@@ -1,6 +1,6 @@
 """Lists small trained models that come with the package.
 
-python -m jaxformers zoo
+jaxformers zoo
 
 `jaxformers.load("zoo:NAME")` opens a model. `launch/zoo.py` trains the models.
 """

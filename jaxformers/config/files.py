@@ -48,7 +48,7 @@ def find_file(name: str) -> Path:
     raise UserError(
       f"There is no config file {name!r} in {Path.cwd()}, and no config of "
       f"that name in the package.{hint} Give a path, or a name such as "
-      "lra/listops: `python -m jaxformers configs` lists the names."
+      "lra/listops: `jaxformers configs` lists the names."
     )
   return packaged
 

@@ -128,11 +128,10 @@ _LRA_TASKS = ("listops", "text", "retrieval", "pathfinder", "image")
 _ADAPTED = (
   "The adapted model starts from a finished run, and is not part of this plan."
 )
-_COMMANDS = "python -m jaxformers"
 _SEGMENTED = (
   "Encoders start untrained here; NeuTRENO's start from ImageNet runs "
   "(--config.pretrained=FOLDER). The paper scores by sliding windows: "
-  f"{_COMMANDS} segmentation RUN, and with --scales "
+  "jaxformers segmentation RUN, and with --scales "
   "0.5,0.75,1,1.25,1.5,1.75 --flip."
 )
 LAMBDAS = ("0.1", "0.2", "0.4", "0.5", "0.6", "0.8", "1.0", "2.0")
@@ -218,14 +217,14 @@ PLANS = {
     _models("transformer", "neutreno"),
     has_sizes=False,
     note="The paper's perplexities use a window that moves by one word: "
-    f"{_COMMANDS} perplexity RUN --strides 1, also with --split validation.",
+    "jaxformers perplexity RUN --strides 1, also with --split validation.",
   ),
   "neutreno_4": Plan(
     "NeuTRENO, table 4: cosine of attention's slope and J's, ImageNet",
     ("configs/vision/imagenet.py:protocol=paper",),
     rows=(_row("symmetric_transformer"), _row("transformer")),
     has_sizes=False,
-    note=f"Compute each cosine by {_COMMANDS} smoothness RUN --samples 1000, "
+    note="Compute each cosine by jaxformers smoothness RUN --samples 1000, "
     "also with --split train. For Sym-DeiT it is 1 by construction.",
   ),
   "neutreno_5": Plan(
@@ -265,7 +264,7 @@ PLANS = {
     ("configs/vision/imagenet.py:protocol=paper",),
     _models("transformer", "neutreno"),
     has_sizes=False,
-    note=f"Compute the scores by {_COMMANDS} robustness RUN --imagenet_c, "
+    note="Compute the scores by jaxformers robustness RUN --imagenet_c, "
     "--imagenet_a and --imagenet_r. The runs are the same as for table 1.",
   ),
   "neutreno_13": Plan(
@@ -285,7 +284,7 @@ PLANS = {
     (("depth", ("6", "12", "24")), ("size", ("1", "2", "3", "4"))),
     tuned=("rate", ("5e-4", "1e-3", "2e-3")),
     has_sizes=False,
-    note="Draw the figure by python -m jaxformers depth.",
+    note="Draw the figure by jaxformers depth.",
   ),
 }
 # Short names of TransJect's tables.

@@ -1,6 +1,6 @@
 """Folders of exported models: written as a whole, and verified when read.
 
-`TrainedModel.save` and `python -m jaxformers export` write them. model.json
+`TrainedModel.save` and `jaxformers export` write them. model.json
 holds a digest of every other file; see `digests`.
 """
 

@@ -1,7 +1,7 @@
 """Trained weights that a run begins with, and the record of their origin.
 
 `config.pretrained` names a folder: the workdir of a run, a folder that
-`python -m jaxformers export` has written, or a model folder of Hugging Face.
+`jaxformers export` has written, or a model folder of Hugging Face.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Recipe(NamedTuple):
   about: str = ""
 
   def command(self, workdir: str, archives: str = "PATH") -> list[str]:
-    """Returns the arguments for `python -m jaxformers.main`."""
+    """Returns the arguments for `jaxformers train`."""
     data = f"--config.task.archive={archives}/{self.archive}"
     more = [data] if self.archive else []
     return ["--config", self.config, "--workdir", workdir, *self.fields, *more]
