@@ -126,6 +126,7 @@ def test_train_resumes_with_the_same_examples_only(texts_model):
     ),
   ],
 )
+@pytest.mark.slow
 def test_train_on_arrays_in_memory(config, make, options, tmp_path):
   x = make(np.random.default_rng(0))
   y = np.arange(40) % 3
@@ -141,6 +142,7 @@ def test_train_on_arrays_in_memory(config, make, options, tmp_path):
   assert model.results["selection"] == "validation"
 
 
+@pytest.mark.slow
 def test_train_refuses_other_class_names_in_the_same_folder(texts_model):
   """Nothing in the folder of the run is changed."""
   before = texts_model.outputs(TEXTS[:2])

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxformers"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -176,6 +178,7 @@ def test_data_and_configs_import_no_jax():
   )
 
 
+@pytest.mark.slow
 def test_training_loop_imports_no_numba_scipy_or_tensorflow():
   """Numba and SciPy take a second to import, and most runs use neither."""
   code = (

@@ -203,6 +203,7 @@ def test_linear_scan_of_pairs_equals_complex_numbers(form):
 
 
 @pytest.mark.parametrize("form", sorted({*FORMS} - {"fft"}))
+@pytest.mark.slow
 def test_linear_scan_backward_pass_stores_no_states(form):
   a, b, _, _ = case((2, 64, 5), is_complex=False, varies=False, is_masked=False)
   _, pull = jax.vjp(lambda a, b: linear_scan(a, b, form=form)[0], a, b)
@@ -211,6 +212,7 @@ def test_linear_scan_backward_pass_stores_no_states(form):
   assert kept <= b.size + a.size + 4 * 2 * 5
 
 
+@pytest.mark.slow
 def test_linear_scan_auto_form_gives_the_same_states(monkeypatch):
   a, b, mask, _ = case(
     (2, 20, 3), is_complex=True, varies=False, is_masked=True

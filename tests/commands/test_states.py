@@ -12,6 +12,8 @@ from jaxformers.training import loop
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import begin
 
+pytestmark = pytest.mark.slow
+
 
 def test_load_scores_as_the_run_did(smoke, tmp_path):
   results = loop.run(smoke(ema_decay=0.9), tmp_path / "run")

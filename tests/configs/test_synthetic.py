@@ -7,6 +7,7 @@ from jaxformers import models
 
 
 @pytest.mark.parametrize("model", ["isometric", "transject", "s5"])
+@pytest.mark.slow
 def test_pairs_config_builds_every_model(model):
   config = c.load(f"configs/synthetic/planted_pairs.py:model={model}")
   sizes = dict(vocab_size=4, max_len=config.task.length, num_classes=2)

@@ -106,6 +106,7 @@ def test_a_model_of_a_user_has_the_recipe_of_its_traits(mine):
   assert "bounded, certified_s4d" in bounded_models()
 
 
+@pytest.mark.slow
 def test_help_and_runs_import_the_module_before_they_read_the_recipe(mine):
   command = [sys.executable, "-m", "jaxformers.main", *mine, "--help"]
   command += ["--config=lra/listops:size=tiny,model=decay"]

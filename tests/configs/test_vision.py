@@ -35,6 +35,7 @@ GOLDEN = {
 @pytest.mark.parametrize(
   "spec", slow_except(("cifar10.py", "imagenet.py"), sorted(GOLDEN))
 )
+@pytest.mark.slow
 def test_vision_configs_have_the_published_parameters(spec):
   config = c.plain(c.load(f"configs/vision/{spec}"))
   sizes = {"vocab_size": 0, "max_len": 256} | SIZES[spec.partition(".py")[0]]
@@ -63,6 +64,7 @@ def test_imagenet_config_has_the_training_of_deit():
 
 
 @pytest.mark.parametrize("name", ["transformer", "neutreno"])
+@pytest.mark.slow
 def test_imagenet_config_starts_with_a_deviation_of_002(name):
   """Initial values are those of timm, except for patches."""
   config = c.plain(c.load(f"configs/vision/imagenet.py:model={name}"))

@@ -13,6 +13,8 @@ from jaxformers.foundations import user_code
 from jaxformers.foundations.errors import UserError
 from jaxformers.training import exported, zoo
 
+pytestmark = pytest.mark.slow
+
 PAYLOAD = """
 import pathlib
 pathlib.Path({path!r}).write_text("ran")

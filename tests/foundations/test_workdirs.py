@@ -91,6 +91,7 @@ def test_read_metrics_detects_every_flipped_bit(tmp_path):
         assert damaged
 
 
+@pytest.mark.slow
 def test_read_config_detects_every_flipped_bit(tmp_path):
   """The field that holds the digest may be lost, but nothing else."""
   path = tmp_path / "config.json"

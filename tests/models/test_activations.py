@@ -80,6 +80,7 @@ def test_gelu_tanh_is_its_formula_and_its_gradient():
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+@pytest.mark.slow
 def test_slopes_are_the_greatest_slopes_rounded_up(name):
   x = jnp.linspace(-6, 6, 20_001)
   slopes = jax.vmap(jax.grad(ACTIVATIONS[name]))(x)

@@ -348,6 +348,7 @@ def test_random_features_are_no_constants_of_the_program(monkeypatch):
   chex.assert_trees_all_close(y, z, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_draw_different_random_features():
   model = models.build(
     "performer",
@@ -368,6 +369,7 @@ def test_layers_draw_different_random_features():
   assert jnp.abs(one - two).max() > 0.1
 
 
+@pytest.mark.slow
 def test_orthogonal_attention_has_rotations_as_projections():
   _, variables, apply = make("softmax", orthogonal=True)
   x, mask = inputs()
@@ -449,6 +451,7 @@ def test_mixer_refuses_sequences_beyond_max_len():
 
 
 @pytest.mark.parametrize("name", ["longformer", "softmax", "sparse"])
+@pytest.mark.slow
 def test_attention_dropout_acts_in_training_only(name):
   mixer, variables, _ = make(name, dropout_rate=0.5)
   mixer = mixer.clone(redraw=False)
@@ -467,6 +470,7 @@ def test_attention_dropout_acts_in_training_only(name):
 
 
 @pytest.mark.parametrize("name", ["local", "sparse"])
+@pytest.mark.slow
 def test_blocked_mixers_drop_each_block_independently(name):
   options = {"num_summary": 0} if name == "sparse" else {}
   mixer, variables, _ = make(name, dropout_rate=0.5, **options)
@@ -503,6 +507,7 @@ def largest(name, n):
 
 
 @pytest.mark.parametrize("name", slow_except(REPRESENTATIVES, NAMES))
+@pytest.mark.slow
 def test_mixer_memory_grows_as_declared(name):
   few, many = largest(name, 4096), largest(name, 16_384)
   if getattr(MIXERS[name], "growth", "n") == "n^2":

@@ -1,6 +1,7 @@
 """Inputs of any number in batches of one size."""
 
 import numpy as np
+import pytest
 
 from jaxformers.models import batches
 
@@ -12,6 +13,7 @@ def test_in_batches_repeats_the_last_input_to_fill_the_last_batch():
   assert not [*batches.in_batches(x[:0], 2)]
 
 
+@pytest.mark.slow
 def test_apply_in_batches_returns_an_output_for_each_input():
   shapes = []
 

@@ -140,6 +140,7 @@ def test_a_bound_is_declared_where_there_is_one(name):
   assert bounds._has_bound(model) == is_declared
 
 
+@pytest.mark.slow
 def test_check_bound_refuses_models_without_bound():
   bounds.check_bound(build()[0], 1)
   bounds.check_bound(build("transformer", embedding={})[0], 0)

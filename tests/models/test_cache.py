@@ -152,6 +152,7 @@ def check_padding(model):
 
 
 @pytest.mark.parametrize("positions", ["sinusoid", "learned"])
+@pytest.mark.slow
 def test_cached_positions_continue_after_the_prompt(positions):
   model = build("transformer", positions=positions)
   params, tokens = start(model), ids()

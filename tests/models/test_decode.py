@@ -106,6 +106,7 @@ def test_generate_refuses_wrong_arguments(change, message):
 
 
 @pytest.mark.parametrize("name", long_except(["s4d"], ["s4d", "allpass"]))
+@pytest.mark.slow
 def test_generate_without_positions_exceeds_max_len(name):
   sizes = dict(vocab_size=9, max_len=5, num_classes=0, d_model=8, num_layers=1)
   model = models.build(

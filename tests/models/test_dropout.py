@@ -55,6 +55,7 @@ def test_dropout_scales_kept_entries_and_zeroes_gradients_of_dropped():
   assert (kept != (dropout.fold(1)(x) != 0)).any()
 
 
+@pytest.mark.slow
 def test_make_dropout_has_a_new_key_for_every_call():
   class Twice(nn.Module):
     rate: float

@@ -76,6 +76,7 @@ def test_embedding_refuses_wrong_sizes_and_positions():
 
 
 @pytest.mark.parametrize("concatenate", [False, True])
+@pytest.mark.slow
 def test_embedding_init_std_is_obeyed(concatenate):
   def deviation(**options):
     embed = Embedding(500, 8, 32, concatenate=concatenate, **options)

@@ -41,6 +41,7 @@ def deit(name="transformer", size=(192, 3), image=(224, 224, 3), **options):
   ("size", "count"),
   [((192, 3), 5_717_416), ((384, 6), 22_050_664), ((768, 12), 86_567_656)],
 )
+@pytest.mark.slow
 def test_deits_have_the_published_parameters(size, count):
   """Touvron et al. 2021, table 1: 5.7, 22 and 86 million."""
   assert models.size(deit(size=size)) == count
@@ -119,6 +120,7 @@ def test_drop_path_spares_samples_whole_and_keeps_the_mean():
   assert len(found) == 4
 
 
+@pytest.mark.slow
 def test_drop_path_rate_out_of_range_is_refused():
   with pytest.raises(ValueError, match="drop_path_rate=1.0"):
     models.shapes(small("transformer", block={"drop_path_rate": 1.0}))

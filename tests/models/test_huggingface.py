@@ -7,6 +7,8 @@ import pytest
 
 from jaxformers.models import huggingface
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent / "pretrained"
 CONFIGS = {
   kind: json.loads((HERE / kind / "config.json").read_text())

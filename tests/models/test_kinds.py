@@ -16,6 +16,7 @@ SIZES = dict(vocab_size=9, max_len=300, num_classes=2, d_model=8, num_layers=2)
   "name",
   slow_except(("isometric", "s5", "transject"), sorted(models.MODELS)),
 )
+@pytest.mark.slow
 def test_declared_kinds_name_parameters_of_every_model(name):
   model = models.build(name, **SIZES)
   shapes = models.shapes(model)

@@ -16,6 +16,8 @@ from jaxformers import models
 from jaxformers.models import pretrained
 from tests import initial
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent / "pretrained"
 spec = importlib.util.spec_from_file_location("make", HERE / "make.py")
 make = importlib.util.module_from_spec(spec)

@@ -10,6 +10,8 @@ from jaxformers.models import MODELS, ModelConfig
 from tests import initial
 from tests.marks import long_except, slow_except
 
+pytestmark = pytest.mark.slow
+
 IDS = jnp.array([[1, 2, 3, 4, 5, 6, 7, 8], [3, 2, 1, 4, 5, 0, 0, 0]])
 TARGETS = jnp.where(IDS > 0, 9 - IDS, 0)
 VALUES = jnp.linspace(-2, 2, 16).reshape(2, 8)

@@ -12,6 +12,8 @@ from jaxformers import models
 from jaxformers.models.segmenter import MaskTransformer, unit
 from tests import draws, initial
 
+pytestmark = pytest.mark.slow
+
 IMAGES = draws.normal(0, (2, 12, 8, 3))
 
 

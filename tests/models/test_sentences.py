@@ -8,6 +8,8 @@ import pytest
 from jaxformers import models
 from tests import initial
 
+pytestmark = pytest.mark.slow
+
 SIZES = dict(
   vocab_size=20,
   max_len=9,

@@ -9,6 +9,8 @@ from jaxformers import models
 from jaxformers.models.embedding import second_part
 from tests import initial
 
+pytestmark = pytest.mark.slow
+
 SIZES = dict(
   vocab_size=20, max_len=9, num_classes=0, d_model=8, num_layers=1, separator=3
 )

@@ -11,6 +11,8 @@ from jaxformers.models.embedding import patches
 from jaxformers.models.transplant import transplant
 from tests import initial
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"vocab_size": 9, "max_len": 6, "d_model": 8, "num_layers": 1}
 IDS = jnp.array([[1, 2, 3, 4, 5, 6], [3, 2, 1, 0, 0, 0]])
 LETTERS = tuple("_abcdefgh")

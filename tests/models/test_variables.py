@@ -92,6 +92,7 @@ class Owner(nn.Module):
     ({"mlp_dim": 16, "init_std": 0.02}, "init_std=0.02.*orthogonal=True"),
   ],
 )
+@pytest.mark.slow
 def test_orthogonal_kernels_refuse_wrong_shapes(block, message):
   model = models.build(
     "transformer",

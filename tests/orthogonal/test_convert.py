@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from jaxformers import orthogonal
 
+pytestmark = pytest.mark.slow
+
 MAPS = sorted(orthogonal.MAPS)
 
 

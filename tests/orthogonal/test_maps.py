@@ -169,6 +169,7 @@ def test_maps_beyond_their_range_depend_on_the_direction_only(name):
 
 
 @pytest.mark.parametrize("name", MAPS)
+@pytest.mark.slow
 def test_maps_of_a_large_matrix_leave_the_rest_of_the_batch(name):
   mapping = compiled[name]
   a = np.concatenate([arrays(0, 5, 1.0), of_norm(1e6, 5)])

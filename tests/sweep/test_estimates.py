@@ -8,6 +8,8 @@ from jaxformers.models import build, cost
 from jaxformers.sweep import estimates, plans
 from jaxformers.sweep.runs import Sweep
 
+pytestmark = pytest.mark.slow
+
 
 def load(tmp_path, name="2", **options):
   cells = plans.make_cells(plans.find_plan(name), None, **options)

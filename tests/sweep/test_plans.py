@@ -10,6 +10,8 @@ from jaxformers.recipes import recurrences
 from jaxformers.sweep import plans
 from jaxformers.sweep.runs import Sweep
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", sorted(plans.PLANS))
 def test_plan_cells_are_runs_of_their_table(name, tmp_path):

@@ -10,6 +10,8 @@ from jaxformers.foundations import workdirs
 from jaxformers.sweep.pretraining import Way, split_budget, ways
 from launch import pretrain
 
+pytestmark = pytest.mark.slow
+
 SPEC = "configs/lra/listops.py:size=tiny"
 
 

@@ -13,6 +13,8 @@ from jaxformers.sweep.runs import Sweep, find_ends
 from launch import sweep
 from tests.sweep.conftest import describe_task
 
+pytestmark = pytest.mark.slow
+
 SPEC = "configs/lra/listops.py:size=tiny"
 
 

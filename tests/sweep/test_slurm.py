@@ -7,6 +7,8 @@ import pytest
 from jaxformers.sweep.slurm import SlurmSweep
 from launch import sweep
 
+pytestmark = pytest.mark.slow
+
 SPEC = "configs/lra/listops.py:size=tiny"
 
 

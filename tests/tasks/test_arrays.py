@@ -16,6 +16,7 @@ def inputs_of(split):
 
 
 @given(st.lists(st.tuples(st.text(), st.sampled_from("ab")), min_size=10))
+@pytest.mark.slow
 def test_from_arrays_puts_every_text_in_one_split(pairs):
   task = from_arrays(iter(pairs), classes=("a", "b"))
   train, validation = task.splits["train"], task.splits["validation"]

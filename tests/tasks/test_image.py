@@ -34,6 +34,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("protocol", sorted(tasks.image.PROTOCOLS))
+@pytest.mark.slow
 def test_image_protocols_have_their_splits_and_ranges(
   small, tmp_path, protocol
 ):

@@ -26,6 +26,7 @@ COLOURS = Inputs(
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
+@pytest.mark.slow
 def test_inputs_batch_decodes_to_the_text_up_to_max_len(texts):
   with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -28,6 +28,7 @@ def test_pairs_task_has_the_distance_in_one_class_only(tmp_path):
   assert not set.intersection(*keys)
 
 
+@pytest.mark.slow
 def test_places_have_the_same_distribution_in_both_classes():
   """Chi-squared over places: 63 degrees of freedom, all four within 5 sigma."""
   rng = np.random.default_rng(0)

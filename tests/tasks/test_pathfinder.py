@@ -47,6 +47,7 @@ def test_pathfinder_splits_are_slices_or_pytorchs_permutation(folder):
   assert s4.tolist() != sorted(s4)
 
 
+@pytest.mark.slow
 def test_pathx_is_pathfinder_in_128_pixels(tmp_path):
   task = load(str(tmp_path), "pathx", num_images=10)
   assert (task.name, task.max_len) == ("pathx", 16_384)

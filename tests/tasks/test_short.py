@@ -45,6 +45,7 @@ def load(folder, name, protocol="jaxformers", files=None, **options):
     ("ag_news", "test_only", (60, 10, 10)),
   ],
 )
+@pytest.mark.slow
 def test_short_text_protocols_have_their_splits(
   few, tmp_path, name, protocol, sizes
 ):

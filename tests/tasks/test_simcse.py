@@ -17,6 +17,8 @@ from tests import initial
 from tests.data.archives import simcse as files
 from tests.data.archives import write_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):

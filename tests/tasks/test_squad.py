@@ -16,6 +16,8 @@ from tests import initial
 from tests.data.archives import squad as files
 from tests.data.archives import write_folder
 
+pytestmark = pytest.mark.slow
+
 ROOM = {"max_len": 24, "stride": 6, "question_len": 5}
 
 

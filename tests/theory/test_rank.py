@@ -13,6 +13,8 @@ from jaxformers.theory import bounds, linearized
 from jaxformers.theory import rank as r
 from tests.assertions import assert_all
 
+pytestmark = pytest.mark.slow
+
 # (L, d, H, N) and the rank; all rows of the reference that take a moment.
 TABLE = [
   *(

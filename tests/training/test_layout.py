@@ -147,6 +147,7 @@ def test_training_does_not_depend_on_the_mesh(name, spec):
     assert kept < (0.4 if "fsdp" in spec else 0.8) * whole
 
 
+@pytest.mark.slow
 def test_place_state_splits_rotations_over_devices():
   _, start, _, _ = setup("transject")
   own = layout.Layout.of("data:2,model:2", jax.devices())

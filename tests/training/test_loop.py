@@ -64,6 +64,7 @@ def undisturbed(smoke, tmp_path_factory):
   return timeless(results), curve(workdir), programs
 
 
+@pytest.mark.slow
 def test_run_compiles_one_program_for_all_steps(undisturbed):
   assert len(undisturbed[2]) == 10
   assert set(undisturbed[2]) == {1}

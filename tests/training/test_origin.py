@@ -63,6 +63,7 @@ def test_trainer_begins_with_the_best_weights_of_another_run(
   assert len(record["sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_trainer_begins_alike_with_an_exported_model(first, make, tmp_path):
   out = tmp_path / "model"
   export_command.main([str(first), f"--out={out}", "--length=20"])
@@ -102,6 +103,7 @@ def test_origin_record_makes_a_relative_path_absolute(
   assert begun.origin["folder"] == str(first)
 
 
+@pytest.mark.slow
 def test_results_ignore_the_origin_record_of_another_start(
   first, make, tmp_path
 ):

@@ -35,6 +35,7 @@ def numbers(results):
   return {k: v for k, v in results.items() if k != "wall_seconds"}
 
 
+@pytest.mark.slow
 def test_run_refuses_results_of_another_config(smoke, run):
   """Also where nothing else is left of the run that they are of."""
   shutil.rmtree(run / "checkpoints")
@@ -114,6 +115,7 @@ def test_run_refused_writes_no_files(smoke, run, finished):
   assert loop.run(smoke(), run)["accuracy"] == finished[1]["accuracy"]
 
 
+@pytest.mark.slow
 def test_run_keeps_results_when_a_longer_run_was_begun(smoke, tmp_path):
   fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
   short = smoke(total_steps=2, eval_steps=1, **fields)
@@ -123,6 +125,7 @@ def test_run_keeps_results_when_a_longer_run_was_begun(smoke, tmp_path):
   assert loop.run(short, tmp_path) == results
 
 
+@pytest.mark.slow
 def test_run_evaluated_at_its_end_is_not_lengthened(smoke, tmp_path):
   """A longer run would not have evaluated there, nor counted it."""
   fields = {"schedule.name": "constant", "schedule.warmup_steps": 0}
@@ -146,6 +149,7 @@ def test_run_refuses_a_workdir_with_special_characters(
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_run_accepts_a_workdir_with_other_characters(smoke, tmp_path):
   workdir = tmp_path / "a run-1](é):{x}%20"
   results = loop.run(smoke(total_steps=1), workdir)
@@ -160,6 +164,7 @@ def hold(workdir, entered):
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_run_refuses_a_locked_workdir_until_its_process_ends(smoke, tmp_path):
   # Not a fork, which would have this process's threads but not their work.
   processes = multiprocessing.get_context("spawn")
@@ -198,6 +203,7 @@ def test_run_eval_only_takes_no_lock(smoke, run, finished):
   assert again["accuracy"] == finished[1]["accuracy"]
 
 
+@pytest.mark.slow
 def test_run_falls_back_from_a_damaged_best_checkpoint(smoke, tmp_path, capsys):
   """To the best of those that are whole; the results say so."""
   config = smoke(eval_steps=2, **{"schedule.learning_rate": 0.3})

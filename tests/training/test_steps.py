@@ -77,6 +77,7 @@ def test_train_step_accumulation_equals_the_whole_batch(name):
     chex.assert_trees_all_close(sums, others, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_train_step_parts_stay_on_their_devices():
   """Every device works on its own rows of every part, and only sums travel."""
   _, start, batch, step = setup()

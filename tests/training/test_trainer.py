@@ -134,6 +134,7 @@ def test_plan_takes_a_step_that_does_not_fit_in_parts(smoke, tmp_path, limit):
 
 
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.slow
 def test_run_that_does_not_fit_stops_before_its_first_step(
   smoke, tmp_path, limit
 ):

@@ -14,6 +14,8 @@ from tests.assertions import assert_between
 from tests.marks import long_except
 from tests.models.test_certificates import CASES, build, find_bound, ids_of
 
+pytestmark = pytest.mark.slow
+
 VOCAB, LENGTH, CLASSES = 12, 9, 3
 
 

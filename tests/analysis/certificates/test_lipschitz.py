@@ -16,6 +16,8 @@ from jaxformers.models.variables import make_variables
 from tests import draws, initial
 from tests.assertions import assert_between
 
+pytestmark = pytest.mark.slow
+
 IDS = draws.integers(0, (3, 9), 1, 20, end=6)
 
 

@@ -13,6 +13,8 @@ from jaxformers.models.capture import capture, parts
 from jaxformers.models.variables import make_variables
 from tests import draws, initial
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_describe_data_states_the_samples_and_lengths_read():

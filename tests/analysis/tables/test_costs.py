@@ -10,6 +10,8 @@ from jaxformers import models
 from jaxformers.analysis.tables import costs as command
 from jaxformers.commands import models as models_command
 
+pytestmark = pytest.mark.slow
+
 SIZES = "vocab_size=257,max_len=1024,num_classes=10"
 
 

@@ -105,6 +105,7 @@ def test_average_weights_batches_by_their_samples():
   np.testing.assert_allclose(huge, 400 + np.log10([3, 3]))
 
 
+@pytest.mark.slow
 def test_measure_curves_without_heads_have_similarity_only():
   with jax.enable_x64(False):
     assert set(curves.measure_curves(*build("transject"))) == {"similarity"}

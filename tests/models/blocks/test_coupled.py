@@ -146,6 +146,7 @@ def test_dropout_is_drawn_alike_in_both_directions():
 
 
 @pytest.mark.parametrize("depth", long_except((4,), (4, 24, 96)))
+@pytest.mark.slow
 def test_rounding_grows_slowly_with_depth(depth):
   """Every layer adds the rounding of its sums: less than depth * 1e-6."""
   model = build("s5", num_layers=depth, memory="reversible")

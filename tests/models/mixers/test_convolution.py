@@ -10,6 +10,7 @@ from jaxformers.scan import Pair
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 100])
+@pytest.mark.slow
 def test_sum_powers_is_the_direct_sum(n):
   rng = np.random.default_rng(0)
   log = -rng.uniform(0, 0.3, (3, 4)) + 1j * rng.uniform(-2, 2, (3, 4))

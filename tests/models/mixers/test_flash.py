@@ -61,6 +61,7 @@ def test_flash_attention_has_the_result_and_gradients_of_dense(
 
 
 @pytest.mark.parametrize("attend", [softmax, kernelized])
+@pytest.mark.slow
 def test_flash_dropout_is_the_same_in_the_backward_pass(blocks, attend):
   """Values that are one-hot show the weights, dropped ones too."""
   q, k, _, g = draw(1)

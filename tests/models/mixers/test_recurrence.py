@@ -45,6 +45,7 @@ def test_recurrent_dropout_drops_channels_in_training_only(name):
   assert (dropped == dropped[:, :1]).all() and dropped.any()
 
 
+@pytest.mark.slow
 def test_bidirectional_lru_sees_both_ends_from_everywhere():
   """A bidirectional mixer sees a change at either end from everywhere."""
   mixer = MIXERS["lru"](state_size=8, r_min=0.9, r_max=0.99)

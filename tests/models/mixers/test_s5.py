@@ -87,6 +87,7 @@ def test_s5_output_matrix_starts_at_its_deviation(c_init, std):
   assert abs(found / wanted - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_s5_refuses_a_state_size_its_blocks_do_not_divide():
   with pytest.raises(ValueError, match="state_size=12.*4.*8"):
     init(state_size=12, blocks=4)

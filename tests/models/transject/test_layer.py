@@ -294,6 +294,7 @@ def certified(num_layers, num_experts):
   turn=st.floats(0.5, 20.0),
   length=st.integers(1, 12),
 )
+@pytest.mark.slow
 def test_sequences_stay_within_the_bounds_of_the_certified_gate(
   seed, sizes, alpha, gate, size, turn, length
 ):

@@ -95,6 +95,7 @@ def test_eigenvalues_without_tokens_are_zero():
   chex.assert_trees_all_equal((sigma, error), (jnp.zeros((1, 4)), jnp.zeros(1)))
 
 
+@pytest.mark.slow
 def test_eigenvalues_of_an_empty_sample_have_finite_gradients():
   mask = prefix([3, 0], 3)
 
