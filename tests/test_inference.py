@@ -224,6 +224,7 @@ def test_loaded_model_exposes_flax_module_and_parameters(model):
     ("certify", TEXTS, {"labels": [7, 7, float("nan")]}, "nan.*0, 1, 2"),
   ],
 )
+@pytest.mark.slow
 def test_trained_model_refuses_wrong_inputs(
   isometric, method, inputs, options, message
 ):

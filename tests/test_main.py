@@ -279,7 +279,7 @@ def test_main_help_shows_flags_and_config_fields():
   for words in (
     "--workdir",
     "  seed=0  # seed of",
-    "python -m jaxformers models",
+    "Models: jaxformers models.",
   ):
     assert words in done.stdout
   assert done.stderr == ""

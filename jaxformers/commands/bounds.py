@@ -1,7 +1,6 @@
-r"""Bounds separation ranks, and says if depth or width limits a network.
+"""Bounds separation ranks, and says if depth or width limits a network.
 
-jaxformers bounds --num_layers 96 --d_model 12288 \
-    --num_heads 96
+jaxformers bounds --num_layers 96 --d_model 12288 --num_heads 96
 
 Source: Levine et al. 2020, "Limits to Depth Efficiencies of Self-Attention",
 https://arxiv.org/abs/2006.12467, theorems 1 and 2 and their corollaries. Ranks

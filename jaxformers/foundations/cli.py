@@ -145,8 +145,9 @@ def parser(module: str, *arguments: Argument) -> argparse.ArgumentParser:
   spec = sys.modules[module].__spec__
   path = spec.name.removesuffix(".__main__") if spec else ""
   # Show the command in the usage as a user types it.
-  path = path.replace("jaxformers.commands.", "jaxformers ")
   program = f"python -m {path}" if spec else None
+  if path.startswith("jaxformers.commands."):
+    program = f"jaxformers {path.rpartition('.')[2]}"
   # Keep the line breaks of the docstring and its examples.
   command_parser = argparse.ArgumentParser(
     prog=program,

@@ -1,7 +1,7 @@
 """Segmenter: semantic segmentation with a mask transformer.
 
 Source: Strudel et al. 2021, https://arxiv.org/abs/2105.05633, section 3.2.
-Table 2 of NeuTRENO is measured with this model.
+NeuTRENO's table 2 is measured with this model.
 """
 
 from __future__ import annotations

@@ -174,6 +174,7 @@ PATHFINDER = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
 @pytest.mark.parametrize(
   ("task", "size"), [(LISTOPS, 600), (PATHFINDER, 5_000)]
 )
+@pytest.mark.slow
 def test_prepare_on_a_full_disk_leaves_no_files(tmp_path, task, size):
   folder = tmp_path / "data"
   message = f"^error: {folder}/tfds/.*file size limit.*--data_dir"
@@ -184,6 +185,7 @@ def test_prepare_on_a_full_disk_leaves_no_files(tmp_path, task, size):
 
 
 @pytest.mark.parametrize(("task", "size"), [(LISTOPS, 600), (PATHFINDER, 100)])
+@pytest.mark.slow
 def test_prepare_export_to_a_full_disk_leaves_no_files(tmp_path, task, size):
   command = [*task, "--data_dir", str(tmp_path / "data")]
   prepare.main(command)

@@ -247,7 +247,7 @@ def test_lra_configs_have_the_sizes_of_the_paper():
 def test_lra_config_docstrings_name_their_file():
   for task in SIZES:
     with open(f"configs/lra/{task}.py") as file:
-      assert f"--config configs/lra/{task}.py" in file.read()
+      assert f"jaxformers train lra/{task}" in file.read()
 
 
 def test_lra_paper_protocol_is_skyformer_but_for_the_protocol():

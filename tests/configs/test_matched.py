@@ -119,7 +119,7 @@ def test_interactions_have_the_widths_of_the_head():
 def test_the_widest_even_width_within_a_limit():
   assert matched.find_width(lambda width: width**2, 99) == 8
   assert matched.find_width(lambda width: width**2, 100) == 10
-  with pytest.raises(UserError, match=r"width of 2 has 4 .*Transformer 3:"):
+  with pytest.raises(UserError, match=r"width of 2 has 4 .*Transformer's 3:"):
     matched.find_width(lambda width: width**2, 3)
 
 

@@ -94,4 +94,4 @@ def test_short_configs_set_all_options_of_their_task(task):
 def test_short_config_docstrings_name_their_file():
   for task in CLASSES:
     with open(f"configs/short/{task}.py") as file:
-      assert f"--config configs/short/{task}.py" in file.read()
+      assert f"jaxformers train short/{task}" in file.read()

@@ -178,6 +178,7 @@ def test_inverse_ignores_padding():
   )
 
 
+@pytest.mark.slow
 def test_inverse_refuses_models_without_invertible_layers():
   model = models.build(
     "transformer",

@@ -44,6 +44,7 @@ def test_retrieval_protocols_have_their_lengths(tmp_path):
     load(tmp_path, protocol="mega")
 
 
+@pytest.mark.slow
 def test_retrieval_baselines_of_the_real_sample(archives, prepared):
   task = tasks.get(
     "retrieval",

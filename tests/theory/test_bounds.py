@@ -272,7 +272,7 @@ def test_depth_page_shows_the_output_of_its_commands(
   text = (request.config.rootpath / "docs/depth.md").read_text()
   for module in (bounds_command, advise_command):
     name = module.__name__.rpartition(".")[2]
-    command = f"    python -m jaxformers {name} "
+    command = f"    jaxformers {name} "
     [line] = [x for x in text.splitlines() if x.startswith(command)]
     module.main(line.removeprefix(command).split())
     printed = capsys.readouterr().out.splitlines()

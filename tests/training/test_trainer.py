@@ -80,6 +80,7 @@ def test_trainer_refuses_pretrained_weights_of_another_model(smoke, tmp_path):
     trainer_of(smoke("transformer", pretrained=str(weights)), tmp_path)
 
 
+@pytest.mark.slow
 def test_run_writes_the_vocabulary_beside_the_checkpoints(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   saved = json.loads((tmp_path / "vocabulary.json").read_text())

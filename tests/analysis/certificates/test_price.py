@@ -34,6 +34,7 @@ def test_find_interval_is_the_product_of_the_layers():
 
 
 @pytest.mark.parametrize("name", ["transject", "transformer"])
+@pytest.mark.slow
 def test_find_interval_is_none_for_uncertified_models(name):
   assert price.find_interval(*build(name)) is None
 

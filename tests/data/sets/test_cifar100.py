@@ -43,6 +43,7 @@ def test_cifar100_reads_fine_labels_and_colour_planes(tmp_path):
     (lambda c: c[:1] + b"\xff" + c[2:], r"test\.bin.*labels beyond 99"),
   ],
 )
+@pytest.mark.slow
 def test_cifar100_refuses_other_files(tmp_path, change, message):
   content = files({"train": 1, "test": 100})
   name = "cifar-100-binary/test.bin"

@@ -32,6 +32,7 @@ def test_imdb_refuses_other_counts(tmp_path):
     imdb.read(path)
 
 
+@pytest.mark.slow
 def test_imdb_reads_the_real_archive(archives):
   path = archives / "aclImdb_v1.tar.gz"
   splits = imdb.read(path)
