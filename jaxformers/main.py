@@ -70,7 +70,7 @@ _FLAGS = (
     "trust",
     False,
     None,
-    "Import code that the folder config.pretrained names.",
+    "Import the modules that the files in the folder config.pretrained name.",
   ),
   ("distributed", False, None, "Join the processes that JAX detects."),
 )
@@ -90,7 +90,8 @@ _CLUSTER = (
     "stall_seconds",
     1800,
     0,
-    "Time after which a hanging process of several ends itself; 0: never.",
+    "Seconds without a step after which one of several processes ends itself; "
+    "0: never.",
   ),
 )
 _DEFINE: dict[type, Any] = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer}
@@ -277,7 +278,7 @@ def _parse(argv: list[str]) -> Command:
         "folder below runs/."
       )
     # Prepare the process: the user's modules and most recipes import JAX. A
-    # wrong field or seed ends here, before JAX starts.
+    # wrong field or seed is reported here, before JAX starts.
     _prepare_process()
     configs.import_named(overrides)
     loaded = configs.load(FLAGS.config)

@@ -22,7 +22,7 @@ TEXT
   exit 2
 }
 
-# Bash arithmetic runs commands inside a text: accept only digits.
+# Bash arithmetic executes commands that a string contains: accept only digits.
 number() { # OPTION VALUE LEAST
   local LC_ALL=C
   if [[ ! $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] || (($2 < $3)); then
@@ -58,9 +58,9 @@ free_port() {
 HOLD=120  # Seconds that processes have to save after SIGTERM.
 
 # Ends the ranks if this script is gone, even by SIGKILL. It reads lines: PID when
-# a rank starts, -PID when it has ended. The script holds the other end of the
-# pipe, and each rank holds it until it runs the command: the loop ends with the
-# script.
+# a rank starts, -PID when it has ended. The script holds the write end of the
+# pipe. A rank closes its copy before it runs the command, so that the loop ends
+# when the script ends.
 guard() {
   trap '' HUP INT QUIT TERM
   local -A ranks=()
@@ -166,7 +166,7 @@ for ((attempt = 0; ; attempt++)); do
   [[ $asked ]] && exit "$status"
   ((status == 2)) && exit "$status"
   if ((attempt >= restarts)); then
-    echo "launch/local.sh: ended $((attempt + 1)) times, at last with $status." >&2
+    echo "launch/local.sh: the processes failed $((attempt + 1)) times, at last with $status." >&2
     exit "$status"
   fi
   echo "launch/local.sh: a process ended with $status; starting all again." >&2

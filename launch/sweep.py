@@ -63,7 +63,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     ),
     arguments.SETTINGS,
     cli.argument(
-      "--tune", **pairs, help="values, of which the best runs with all seeds"
+      "--tune",
+      **pairs,
+      help="values to try with the first seed; the best one runs with all",
     ),
     cli.argument("--seeds", default="0", help="such as 0,1,2"),
     arguments.SLURM,

@@ -33,9 +33,9 @@ from jaxformers.models.variables import make_variables, outputs
 from jaxformers.models.variants import bounded_models
 
 BATCH = 50  # Number of examples in a batch.
-# Allowances for rounding in float32: of the logits, relative to the greatest
-# one; and of the encoder, as a perturbation of the embedded sequence, relative
-# to its norm.
+# Allowances for rounding in float32. ROUNDING is for the logits, relative to
+# the largest absolute logit. ENCODER_ROUNDING is for the encoder: the norm of
+# an equivalent perturbation of the embedded sequence, relative to its norm.
 ROUNDING, ENCODER_ROUNDING = 1e-5, 1e-6
 
 
@@ -171,8 +171,8 @@ def certify(
   bound = find_bound(model, make_variables(model, params))
   if bound is None:
     raise UserError(
-      f"The layers, pool or norm of {config.name!r} have no bound for all "
-      "sequences, so there is no certificate: train the model "
+      f"The layers, pool or norm of {config.name!r} have no bound that holds "
+      "for all sequences, so there is no certificate: train the model "
       f"{bounded_models()}."
     )
   # Prepare everything that does not depend on the examples.

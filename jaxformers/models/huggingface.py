@@ -19,7 +19,7 @@ from jaxformers.foundations.registry import choose
 
 Fields = dict[str, Any]
 KINDS = ("bert", "deit", "vit")
-REMEDY = "Fetch it again from the source of the weights."
+REMEDY = "Download it again from the source of the weights."
 
 # Fields that are obeyed. Fields of `_COMMON_SIZES` and `_SIZES` are required.
 # The others have the defaults of transformers, because old files lack some.

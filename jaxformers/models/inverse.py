@@ -94,9 +94,9 @@ def inverse(
     max_steps: greatest number of steps of the iteration that inverts a branch.
 
   Returns:
-    Embedded tokens, float32 [b, n, d]. At tokens, a layer increases the
-    relative error by a factor of at most (1 - a)^-2, where a is the greatest
-    Lipschitz constant of its branches.
+    Embedded tokens, float32 [b, n, d]. At positions that are not padding, the
+    inverse of a layer increases the relative error by a factor of at most (1 -
+    a)^-2, where a is the greatest Lipschitz constant of its branches.
 
   Raises:
     UserError: if a layer contracts too weakly to be inverted in max_steps, or
@@ -130,8 +130,8 @@ def inverse(
     off = largest_at_tokens(back - y, side.mask) / (size + 1e-30)
     if not off < 100 * eps:
       raise UserError(
-        f"Layer {i + 1} could not be inverted: applied to the result, it "
-        f"differs from the given output by {off:.1g} of the largest entry. "
+        f"Layer {i + 1} could not be inverted: the layer maps the result to "
+        f"an output that is off by {off:.1g} of the largest entry. "
         "Check that all values and parameters are finite."
       )
     y = x

@@ -372,7 +372,7 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
   Raises:
     UserError: for a damaged file, or a tensor with NaN or infinity.
   """
-  remedy = "Fetch the file again from the source of the weights."
+  remedy = "Download the file again from the source of the weights."
   # safetensors raises KeyError or TypeError for a dtype that NumPy lacks.
   damaged = (safetensors.SafetensorError, OSError, ValueError)
   try:

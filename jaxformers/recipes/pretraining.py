@@ -72,7 +72,9 @@ PUBLISHED = {
 
 
 def published_model(task: str, shared_fields: dict[str, Any]) -> dict[str, Any]:
-  """Returns the Transformer of the paper's best row: rotary, pre-norm.
+  """Returns the fields of the Transformer with the paper's best scores.
+
+  It has rotary positions and pre-norm blocks.
 
   Args:
     task: key of `PUBLISHED`.
@@ -103,8 +105,8 @@ def published_training(task: str) -> dict[str, Any]:
 
   The learning rate is constant after a warm-up, which has 2,000 to 5,000 steps
   in the paper. Differs from the paper: the config sets the number of steps,
-  where the paper has up to 200 epochs in each phase; and there is no weight
-  decay, which the paper does not state.
+  where the paper has up to 200 epochs in each phase. The paper states no weight
+  decay, so none is used.
   """
   sizes = PUBLISHED[task]
   # Adam with the usual second beta and epsilon, and a constant rate.
@@ -160,7 +162,8 @@ def pretraining(config: ConfigDict, args: ConfigDict) -> ConfigDict:
   # Remove the head of classification from both models.
   for section in (config.model, config.reference):
     section.update({k: v for k, v in NO_HEAD.items() if k in section})
-    # A class token stays, because the encoder has a parameter for it.
+    # Keep a class token in masked pre-training: the encoder has a parameter
+    # for it. Next-token prediction has none.
     if section.pool != "cls" or objective == "causal":
       section.pool = "mean"
   # Use the published learning rate of the objective.

@@ -13,8 +13,8 @@ from typing import Any
 SECONDS_TO_SAVE = 100  # Time that a run has to save after a signal.
 
 # Replaces itself by the command. The command gets SIGTERM even if its parent is
-# killed by SIGKILL. It ignores SIGHUP: a terminal that closes signals the
-# parent, which lets the command save.
+# killed by SIGKILL. It ignores SIGHUP: if the terminal closes, the parent gets
+# the signal, and lets the command save.
 _START = """
 import ctypes, os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -29,7 +29,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 def call(command: Sequence[str]) -> int:
   """Runs a command to its end and returns its exit status.
 
-  SIGTERM or SIGHUP to this process ends both: first the command, which saves.
+  If this process gets SIGTERM or SIGHUP, it ends the command, which saves, and
+  then itself.
   """
   is_ending = False
   # The starter needs no site packages: -S saves the time to find them.
@@ -54,7 +55,8 @@ def call(command: Sequence[str]) -> int:
     finally:
       for number, handler in before.items():
         signal.signal(number, handler)
-  # A run that could not save has another status, but the sweep must end too.
+  # A run that could not save has a status other than 143; the sweep must end in
+  # that case as well.
   if is_ending or status == 143:
     sys.exit(143)
   return status

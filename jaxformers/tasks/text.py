@@ -27,8 +27,8 @@ class TextProtocol:
     padded_len: length to which Skyformer pads its tensors; 0 for max_len.
     held_out: number of training texts that are held out for validation; 0 if
       another split chooses the checkpoint.
-    min_count: number of occurrences in train from which a character gets an id;
-      0 if tokens are bytes.
+    min_count: smallest number of occurrences in the training split for a
+      character to get an id; 0 if tokens are bytes.
   """
 
   max_len: int
@@ -71,9 +71,10 @@ def load_text(
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers": 4,000 bytes, and 2,500 reviews of train are
-      validation. In the other protocols validation is test: "lra": 1,000 bytes;
-      "skyformer" and "paper": 4,000 bytes; "s4": 4,096 tokens, which are the
-      characters that occur at least 15 times in train, and <eos> at the end.
+      validation. The other protocols use the test split for validation. They
+      read 1,000 bytes ("lra"), 4,000 bytes ("skyformer", "paper") or 4,096
+      tokens ("s4"), which are the characters that occur at least 15 times in
+      train, and <eos> at the end.
     archive: path of aclImdb_v1.tar.gz or of its folder; "" searches for one of
       them, and else downloads the archive.
     max_len: number of tokens to which reviews are cut; 0 for the length of the
@@ -106,7 +107,8 @@ def with_ids(
   """Gives splits of bytes or characters their ids.
 
   Characters use the fitted vocabulary, which is removed from `info`, and <eos>
-  ends every text. Bytes use the fixed vocabulary of byte + 1.
+  ends every text. Bytes use a fixed vocabulary: the id of a
+  byte is its value plus 1.
 
   Returns:
     The splits, the vocabulary, and the name of the tokenizer.

@@ -69,7 +69,7 @@ class Evaluator:
     self.batch_size = -(-batch_size // layout.parts) * layout.parts
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
-    # Compile the orthogonal matrices apart from the step that uses them.
+    # Compile the orthogonal matrices separately from the step that uses them.
     prepare = functools.partial(make_variables, model, placement=layout)
     self._prepared = jax.jit(prepare)
     step = functools.partial(eval_step, model=model)

@@ -158,7 +158,7 @@ class Layout:
 
     Args:
       batch: tree of arrays [b], [b, n], pairs [b, 2, n], or images
-        [b, height, width, c], whose rows are split over `sequence`.
+        [b, height, width, c], whose height is split over `sequence`.
     """
 
     def split(x: Any) -> NamedSharding:
@@ -177,8 +177,8 @@ class Layout:
     for n in lengths:
       if n % size:
         raise UserError(
-          f"config.mesh splits sequences over {size} devices, and batches of "
-          f"{n} tokens do not split evenly: change the size of "
+          f"config.mesh splits sequences over {size} devices, but "
+          f"sequences of {n} tokens do not split evenly: change the size of "
           f"{SEQUENCE!r}, config.buckets, or the length of the task."
         )
 
@@ -219,7 +219,7 @@ class Layout:
     return size > 1 and length % size == 0
 
   def place_state(self, state: Any) -> Any:
-    """Places a state that every process holds on the devices of the mesh."""
+    """Places a state on the mesh; every process has a full copy of it."""
     return jax.tree.map(put, state, self.state_sharding(state))
 
   def replicated(self, array: jax.Array) -> jax.Array:
@@ -283,7 +283,7 @@ class Layout:
       )
 
       def map_all(a: jax.Array) -> jax.Array:
-        # Pad the stack, so that every device computes as many matrices.
+        # Pad the stack, so that all devices map equally many matrices.
         filled = jnp.pad(a, ((0, -len(a) % parts), (0, 0), (0, 0)))
         return shared(filled)[: len(a)]
 
@@ -300,7 +300,7 @@ class Layout:
     return jax.tree_util.tree_map_with_path(constrain, matrices)
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a step that JAX traces within the mesh, which its models use."""
+    """Returns a step that JAX traces with this mesh, which the models read."""
     if self.mesh.size == 1:
       return step
 

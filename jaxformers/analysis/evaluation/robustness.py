@@ -176,8 +176,8 @@ def imagenet_c(
 def mce(errors: dict[str, list[float]]) -> float:
   """Returns the mean corruption error (mCE) in percent; AlexNet has 100.
 
-  mCE is the mean over corruptions of the mean error over the severities,
-  divided by the error of AlexNet.
+  For each corruption, the mean error over the severities is divided by
+  AlexNet's. mCE is the mean of these ratios.
 
   Args:
     errors: errors at all severities, for each of the fifteen corruptions.

@@ -26,7 +26,7 @@ from jaxformers.inference import load_run
 from jaxformers.models.capture import capture, num_tokens, parts
 from jaxformers.models.variables import make_variables
 
-# Largest numbers that are drawn:
+# Largest number of each item in a figure:
 MOST_PAIRS = 4  # Pairs of tokens with their distances.
 MOST_HEADS = 4  # Heads with their attention.
 MOST_HEAD_PAIRS = 2  # Pairs of tokens with their distances in each head.
@@ -161,7 +161,7 @@ class Rows:
     return figures.describe_data(*counts, seeds)
 
   def describe_inputs(self, *, images: bool = False) -> str:
-    """Returns the sentence on the texts of the figures of single tokens.
+    """Returns the caption sentence on the inputs of single-token figures.
 
     Args:
       images: True if the figure also shows images.
@@ -315,7 +315,8 @@ class Rows:
       names: names of the tokens.
       named: positions of the tokens to name in the figure.
     """
-    # `plane` drops padding: point k belongs to token k.
+    # `plane` drops padding: point k belongs to the k-th token
+    # that is not padding.
     places = np.flatnonzero(mask).tolist()
     self.of["planes"] += [
       (label, layer, place, names[place], int(place in named), *point)
@@ -539,8 +540,9 @@ def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:
   factors = (
     "Distance |x_i - x_j| of two tokens of a sample after a layer, divided by "
     "their distance in the embedding; mean over pairs (TransJect, equation 9). "
-    f"{beside} The factor is exactly 1 at TransJect's start, and near 1 for "
-    "random rotations as well."
+    f"{beside} The factor is exactly 1 for an untrained TransJect, whose alpha "
+    "is 0. It is also near 1 for random rotations, so a value near 1 is no "
+    "evidence of learning."
   )
   dots = (
     "Dot product x_i . x_j of two tokens of a sample after a layer, divided by "
@@ -559,8 +561,9 @@ def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:
     f"{_correlations(rows)}."
   )
   shapes = (
-    f"{entropies} The values are scaled to deviation 1. The maximum over all "
-    f"distributions is {entropy.GAUSSIAN:.3f}, of a normal distribution. "
+    f"{entropies} The values are scaled to deviation 1. Among all "
+    "distributions of deviation 1, the normal distribution has the largest "
+    f"entropy, {entropy.GAUSSIAN:.3f}. "
     "Estimates from few values are biased low, and the bias depends on the "
     "distribution. The lines show the estimate from the same number of normal "
     "values."
@@ -661,13 +664,13 @@ def _of_tokens(rows: Rows) -> list[Figure]:
   """Returns the figures of single tokens: distances, and planes."""
   text = rows.describe_inputs()
   distances = (
-    "Distances layer by layer (TransJect, figure 1). A level line means that "
-    f"the distance is kept. {text}"
+    "Distances layer by layer (TransJect, figure 1). A horizontal line "
+    f"means that the distance is kept. {text}"
   )
   planes = (
-    "A separate Isomap for every layer, rotated to the previous layer, with "
-    "its width in the title (TransJect, figure 7). Tokens that keep their "
-    "neighbours from layer to layer keep their places. Below the text of each "
+    "Each layer has its own Isomap, rotated to match that of the previous "
+    "layer; the title of a panel gives its width (TransJect, figure 7). Tokens "
+    "that keep their neighbours keep their places. Below the text of each "
     f"run are the beginnings of {MORE_TEXTS} test samples. {text}"
   )
   in_parts = (

@@ -26,8 +26,8 @@ class Score(NamedTuple):
       seed is NaN.
     seeds: number of seeds.
     examples: number of test examples of an accuracy; 0 for other scores.
-    mismatch: reason why the score does not compare with the paper's number; ""
-      if it does.
+    mismatch: reason why the score is not comparable with the paper's number; ""
+      if it is.
   """
 
   mean: float
@@ -144,9 +144,9 @@ def _how_training_scores(run: Result) -> dict[str, Any]:
 
 
 def mismatch(run: Result, column: Column, table: Table) -> str:
-  """Returns the reasons why a run does not compare with a column.
+  """Returns the reasons why a run is not comparable with a column.
 
-  The result is "" if the run compares with it.
+  The result is "" if the run is comparable.
   """
   protocol = run["protocol"]
   protocols = table.own_protocols.get(run["model"], table.protocols)
@@ -239,8 +239,9 @@ def _any_of(value: Any) -> str:
 def row_name(run: Result, table: Table) -> str:
   """Returns the name of a run's row in a table.
 
-  The name is a key of `table.rows` whose fields agree, or the run's model. A
-  model with rows of which none agrees gets the suffix "otherwise".
+  The name is a key of `table.rows` whose fields agree, or the run's model. If
+  the table has rows for the model and none of them agrees, the name has the
+  suffix "otherwise".
   """
   if not table.rows:
     return str(run["model"])
@@ -333,7 +334,7 @@ def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
   if ours is None:
     return printed, ""
   text = plus_minus(ours.mean, ours.deviation, digits, plus)
-  # Print a star instead of the difference if the score does not compare.
+  # Print a star instead of the difference if the score is not comparable.
   if ours.mismatch:
     text += " *"
   elif theirs is not None:
@@ -421,7 +422,7 @@ def notes(filled: Filled) -> list[str]:
 
 
 def compares(filled: Filled) -> bool:
-  """Returns True if one of our scores compares with a number of the paper."""
+  """Returns True if a score of ours is comparable with the paper's."""
   return any(
     not score.mismatch
     for row in filled.rows
@@ -433,8 +434,8 @@ def compares(filled: Filled) -> bool:
 def tables(runs: Sequence[Result]) -> dict[str, Filled]:
   """Returns the tables for which there are runs, by title.
 
-  Among tables of the same tasks, only those with a run that compares are
-  returned, or the first one if there is no such table.
+  Among tables of the same tasks, only those with a comparable run are
+  returned. If there is none, the first table is returned.
   """
   by_tasks: dict[tuple[str, ...], list[Filled]] = {}
   for table in TABLES:

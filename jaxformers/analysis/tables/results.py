@@ -86,7 +86,7 @@ def read_runs(folders: Iterable[Path]) -> list[dict[str, Any]]:
     if not paths:
       problems.append(
         f"There is no results.json in {folder} or below it: give the workdirs "
-        "of finished runs. The training command finishes one."
+        "of finished runs. The training command of a run finishes it."
       )
     for path in paths:
       try:

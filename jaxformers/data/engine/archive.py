@@ -171,7 +171,8 @@ def _explained(path: Path) -> Iterator[None]:
       raise
     raise UserError(
       f"{path} cannot be read to its end ({error}): it is damaged, truncated "
-      "or no archive of a known format. Fetch it again; nothing was kept of it."
+      "or no archive of a known format. Download it again; no part of it "
+      "was kept."
     ) from error
 
 
@@ -272,7 +273,7 @@ def _file_members(
 
 
 def _refused(
-  path: Path, problem: str, remedy: str = "Fetch it again from its authors."
+  path: Path, problem: str, remedy: str = "Download it again from its authors."
 ) -> UserError:
   """Returns the error for an archive that is refused."""
   return UserError(
@@ -330,8 +331,8 @@ def refusal(archive: Path, name: str, problem: str) -> UserError:
     problem: description of the file that completes "which is ...".
   """
   return UserError(
-    f"{archive} holds {name!r}, which is {problem}. Fetch it again; nothing "
-    "was kept of it."
+    f"{archive} holds {name!r}, which is {problem}. Download it again; no "
+    "part of it was kept."
   )
 
 

@@ -122,7 +122,7 @@ def open_examples(
 ) -> tuple[dict[str, Examples], dict[str, Any]]:
   """Opens the splits of a source with random access; prepares them if needed.
 
-  Compares files that this package has prepared with their digests; files of a
+  Verifies the digests of files that this package has prepared; files of a
   stock builder have no digests.
 
   Arguments, the returned description and errors are as in `open_splits`.

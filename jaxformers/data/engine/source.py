@@ -174,6 +174,6 @@ def check_count(
   what = "examples" if label is None else f"examples of {label!r}"
   raise UserError(
     f"{path} holds {found:,} {what} under {split!r} instead of {expected:,}: "
-    "it is another archive, or truncated. Fetch it again; nothing was kept of "
-    f"it. {advice}".rstrip()
+    "it is another archive, or truncated. Download it again; no part of "
+    f"it was kept. {advice}".rstrip()
   )

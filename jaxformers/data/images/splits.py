@@ -168,7 +168,7 @@ class Images(Pictures):
       cutmix the result of `augment.mix`.
     """
     del max_len
-    # Without a key, return the middles of the images.
+    # Without a key, return centre crops of the images.
     targets = self.labels[indices]
     if key is None:
       inputs = self.normalised(self.pixels(indices))

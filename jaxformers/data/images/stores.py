@@ -129,8 +129,8 @@ def open_folder(root: Path, classes: Sequence[str]) -> ImageStore:
 
   def refuse(name: str, reason: str) -> str:
     return (
-      f"{root / name} is {reason}. Fetch the file again, or remove it from the "
-      "folder."
+      f"{root / name} is {reason}. Download the file again, or remove it from "
+      "the folder."
     )
 
   return ImageStore(

@@ -53,7 +53,7 @@ def _pairs(archive: Path, split: str, count: int) -> Iterator[Keyed]:
     if len(fields) != 5 or fields[0] not in (b"0.0", b"1.0"):
       raise UserError(
         f"{archive}, {name}, line {number}: expected a label 0.0 or 1.0, two "
-        f"ids and two texts between tabs, but found {line[:60]!r}... Fetch "
+        f"ids and two texts between tabs, but found {line[:60]!r}... Download "
         "it again; nothing was kept of it."
       )
     texts = {"text1": fields[3], "text2": fields[4]}

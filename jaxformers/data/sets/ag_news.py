@@ -28,7 +28,8 @@ def _articles(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
       if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
         raise UserError(
           f"{archive}, {name}, row {key + 1}: expected a class from 1 to 4, a "
-          f"title and a description, but found {str(row)[:80]}. Fetch it again."
+          f"title and a description, but found {str(row)[:80]}. "
+          "Download it again."
         )
       label = LABELS[int(row[0]) - 1]
       texts = {"title": row[1].encode(), "description": row[2].encode()}
@@ -47,8 +48,8 @@ def _rows(archive: Path, name: str, content: bytes) -> Iterator[list[str]]:
     yield from csv.reader(io.StringIO(content.decode(), newline=""))
   except (csv.Error, UnicodeDecodeError) as error:
     raise UserError(
-      f"{archive}, {name} is not a CSV file of AG's News ({error}). Fetch it "
-      "again; nothing was kept of it."
+      f"{archive}, {name} is not a CSV file of AG's News ({error}). Download "
+      "it again; no part of it was stored."
     ) from None
 
 

@@ -99,7 +99,7 @@ def _released(archive: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         ids, label = listops_text.parse(line)
       except ValueError as error:
         raise UserError(
-          f"{archive}, {name}, line {number}: {error} Fetch it again, or "
+          f"{archive}, {name}, line {number}: {error} Download it again, or "
           "remove the archive option to generate ListOps; nothing was kept of "
           "it."
         ) from None

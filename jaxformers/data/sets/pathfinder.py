@@ -172,8 +172,8 @@ def _released(
       if name not in files or label not in ("0", "1"):
         raise UserError(
           f"{archive}, {place}, row {number}: no picture {name!r} with a label "
-          f"0 or 1, but the label {label!r}. Fetch it again; nothing was kept "
-          "of it."
+          f"0 or 1, but the label {label!r}. Download it again; no part of "
+          "it was kept."
         )
       # Skip the one empty file of the release.
       picture = files[name]

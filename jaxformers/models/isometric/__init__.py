@@ -2,7 +2,7 @@
 
 `ring` has the filters, which preserve every distance; `layer` has the layers as
 pure functions; `block` has the module that owns their parameters. `contractive`
-has the block for mixers that expand no distance. Importing this package
+has the block for nonexpansive mixers. Importing this package
 registers both blocks.
 """
 

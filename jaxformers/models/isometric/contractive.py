@@ -1,4 +1,4 @@
-"""Residual layers whose mixer expands no distance of two sequences.
+"""Residual layers whose mixer is nonexpansive (1-Lipschitz).
 
 The layer is TransJect's with another mixer M: x + a M(x), then y + a H(y) with
 the orthogonal feed-forward H. It changes the distance of two sequences by a
@@ -38,7 +38,7 @@ from jaxformers.models.variants import ALWAYS, MODELS
 
 @BLOCKS.register("contractive")
 class Contractive(nn.Module):
-  """x + a M(x), then y + a H(y), for a mixer M that expands no distance.
+  """x + a M(x), then y + a H(y), for a nonexpansive mixer M.
 
   H is TransJect's orthogonal feed-forward. The encoder is injective and
   Lipschitz as a function of the whole sequence: distances change by factors
@@ -142,7 +142,7 @@ class Contractive(nn.Module):
         if (variant.block, variant.bounded) == ("contractive", ALWAYS)
       )
       raise UserError(
-        "The block 'contractive' needs a mixer that expands no distance, but "
+        "The block 'contractive' needs a nonexpansive mixer, but "
         f"{type(mixer).__name__} has no bound: use the mixer and the options "
         f"of one of the models {', '.join(models)}."
       )

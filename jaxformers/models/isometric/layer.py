@@ -97,7 +97,7 @@ class IsometricLayers(InvertibleLayers):
     num_layers: number of layers.
     form: form of the layers, in `FORMS`.
     a, a_max: see `strength`.
-    dilations: dilation of each group of channels in tokens; () for
+    dilations: dilation, in tokens, of each group of channels; () for
       `ring.spread_dilations`.
     max_len: greatest number of tokens.
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
@@ -167,7 +167,7 @@ class IsometricLayers(InvertibleLayers):
     mask: jax.Array,
     side: None = None,
   ) -> tuple[jax.Array, None]:
-    """Returns the layer's output, and None as the inverse needs no side."""
+    """Returns the output, and None: the inverse needs no side information."""
     # F x, then psi or the residual feed-forward.
     z = self.mix(weights, x, mask)
     if weights.feed_forward is None:
@@ -215,7 +215,10 @@ class IsometricLayers(InvertibleLayers):
     return enough_steps(self.a_max if self.a == "wide" else budget)
 
   def constants(self, weights: Weights, shared: None) -> dict[str, float]:
-    """Returns a |W_1| |W_2| of the feed-forward, by float64 singular values."""
+    """Returns the Lipschitz constant `a` |W_1| |W_2| of the feed-forward.
+
+    The norms are singular values in float64.
+    """
     if weights.feed_forward is None:
       return {}
     return {"feed_forward": float(weights.a) * _norms(weights.feed_forward)[1]}
@@ -223,7 +226,7 @@ class IsometricLayers(InvertibleLayers):
   def certificate(
     self, weights: Weights, shared: None, norm: float
   ) -> dict[str, Any]:
-    """Returns a, and the interval of two sequences.
+    """Returns the strength `a`, and the factors of distances of sequences.
 
     The interval holds for all sequences with equal masks, in the Frobenius
     norm. It uses the actual singular values of the rotations. There is no
@@ -242,9 +245,9 @@ class IsometricLayers(InvertibleLayers):
   ) -> Bound:
     """Returns bounds of the output's change: see `InvertibleLayers.bound`.
 
-    The filter preserves the norm of the mean over the ring, which is its
-    frequency 0. The nonlinearity acts on each token separately, and adds at
-    most a |difference|.
+    The filter preserves the norm of the mean over the ring, because the mean
+    is the component of frequency 0. The nonlinearity acts on each token
+    separately, and adds at most a |difference|.
     """
     greatest = 1.0
     rate: jax.Array | float = weights.a

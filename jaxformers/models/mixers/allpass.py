@@ -1,4 +1,4 @@
-"""All-pass filters in time: a mixer that expands no distance of sequences.
+"""All-pass filters in time: a nonexpansive (1-Lipschitz) mixer.
 
 A section is h_t = lambda h_(t-m) + s x_t, y_t = s h_(t-m) - conj(lambda) x_t
 on a complex channel, with s = sqrt(1 - |lambda|^2) and the dilation m. The
@@ -362,7 +362,7 @@ class AllPass(nn.Module):
     """Returns a Lipschitz constant for sequences with equal masks, in float64.
 
     This is the product of the spectral norms of the two rotations, since
-    sections and ELU expand no distance.
+    sections and ELU are nonexpansive.
 
     Args:
       collections: variables of the mixer: `rotations`, or `params` if

@@ -80,7 +80,10 @@ def neighbours(x: jax.Array, before: int, after: int, axis: int) -> jax.Array:
 def attend_to(
   q: jax.Array, keys: Sequence[Keys], dropout: Dropout
 ) -> jax.Array:
-  """Attends to several sets of keys under one softmax: q, y [..., s, e]."""
+  """Returns the attention [..., s, e] of queries q to several sets of keys.
+
+  One softmax is over the keys of all sets. q has the shape [..., s, e].
+  """
   keys = [part for part in keys if part.k.shape[-2]]  # Drop empty sets.
   scale = q.shape[-1] ** -0.5
   scores = [hide(dot(q, part.k) * scale, part.seen) for part in keys]

@@ -132,7 +132,7 @@ def _scan_blocks(
   quarters = sorted({blocks * i // 4 for i in range(5)})
   outputs = []
   for first, last in itertools.pairwise(quarters if causal else (0, blocks)):
-    # Keys behind the quarter are not read.
+    # Keys after the end of the quarter are not read.
     count = min(last * BLOCK, n)
 
     def body(carry: Any, args: Any, count: int = count) -> tuple[Any, Any]:

@@ -280,7 +280,8 @@ class Mega(nn.Module):
     n = head.mask.shape[1]
     size = min(BLOCK, n)
     keys = jnp.arange(n)
-    # Padded queries of the last block may be beyond the greatest distance.
+    # Padding queries of the last block may be farther from a key than the
+    # biases reach: pad the biases with zeros.
     padded = jnp.pad(biases, (size, 0))
 
     @jax.checkpoint
@@ -290,8 +291,8 @@ class Mega(nn.Module):
       seen = head.mask[:, None]
       if self.causal:
         seen = seen & (keys[None] <= queries[:, None])[None]
-      # Cut out the biases of the block, from the distance of key 0 to its last
-      # query.
+      # Cut out the biases of the block. The first one is for key 0 and the last
+      # query of the block.
       first = len(biases) // 2 + 1 - i * size
       near = jax.lax.dynamic_slice(padded, (first,), (size + n - 1,))
       offsets = _toeplitz(near, size, n)[None]
@@ -355,7 +356,8 @@ class Mega(nn.Module):
     longest = min(self.attention_chunk or self._longest(), self._longest())
     if self.bias == "simple":
       return self.param("distance", normal, (2 * longest - 1,))
-    # The product of two turned vectors depends only on their distance: it is
+    # The product of two rotated vectors depends only on the distance of
+    # their positions: it is
     # sum_r cos(distance rate_r) aligned_r - sin(distance rate_r) crossed_r.
     half = self.query_dim // 2
     a, b = (
@@ -380,6 +382,7 @@ def _toeplitz(values: jax.Array, rows: int, columns: int) -> jax.Array:
     rows, columns: shape of the matrix.
   """
   size = len(values)
-  # Tile rows of size + 1 and cut them at `size`, which shifts each row by one.
+  # Repeat the values and one zero, and reshape to rows of `size` entries, which
+  # shifts each row by one.
   ring = jnp.tile(jnp.pad(values, (0, 1)), rows)[: rows * size]
   return ring.reshape(rows, size)[:, rows - 1 :][:, :columns]

@@ -73,9 +73,9 @@ class S4D(Recurrence):
 
   y = k * x + D x with k_l = 2 Re sum_j C_j b_j a_j^l, by FFT. With both
   directions, only the forward kernel reads the present token. Parameters have
-  the names and shapes of `SSMKernelDiag` in the authors' code, with the real
-  part "exp". B differs: it is a parameter only with start="legs", and the
-  constant 1 otherwise.
+  the names and shapes of `SSMKernelDiag` in the authors' code. The real part of
+  A is -exp(log_A_real), as with its option "exp". B differs: it is a parameter
+  only with start="legs", and the constant 1 otherwise.
 
   Source: Gu et al. 2022, https://arxiv.org/abs/2206.11893, sections 3 and 4.
 
@@ -87,9 +87,9 @@ class S4D(Recurrence):
       log-uniformly.
     num_ssm: number of sets of A and B, assigned to the channels in turn; 0 for
       one set per channel.
-    certified: True for a mixer that expands no distance of two sequences of at
-      most max_len tokens. The kernel of a channel, D included, is divided by
-      its gain if the gain is above 1, and ELU(y Q + c) with a rotation Q
+    certified: True for a mixer that is nonexpansive (1-Lipschitz) on sequences
+      of at most max_len tokens. The kernel of a channel, D included, is divided
+      by its gain if the gain is above 1, and ELU(y Q + c) with a rotation Q
       replaces the gate. See `gain`.
     max_len: greatest number of tokens; used by `certified`.
     orthogonal_map: name of the map to the rotation, in `orthogonal.MAPS`; used
@@ -250,7 +250,7 @@ class S4D(Recurrence):
     )
     if start is not None:
       factor = times(factor, Pair(*parts[2:]))
-    # Double C for the states that are not kept.
+    # Double C, which adds the conjugate states that are not kept.
     directions = 1 if self.causal else 2
     init = nn.initializers.normal(math.sqrt(0.5))
     c = self.param("C", init, (directions, d, kept, 2))
@@ -260,7 +260,7 @@ class S4D(Recurrence):
     self, log: Pair, b: Pair, c: Pair, x: jax.Array, mask: jax.Array
   ) -> jax.Array:
     kernels = self._kernels(log, b, c, x.shape[1])
-    # Convolve the tokens, moved before the padding, and move them back.
+    # Move the tokens before the padding, convolve them, and move them back.
     x, moved = to_front(wide(x), mask)
     return move_back(convolve(x, *kernels), moved)
 

@@ -114,7 +114,8 @@ class S5(Recurrence):
       return _times(vectors.conj().T, Pair(b, jnp.zeros_like(b)))
 
     b = self.param("B", init_input)
-    # Discretise, and double C for the states that are not kept.
+    # Discretise, and double C, which adds the conjugate states that are not
+    # kept.
     log, factor = discretize(
       Pair(real, imag), jnp.broadcast_to(step, (kept,)), self.discretization
     )

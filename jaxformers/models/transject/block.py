@@ -59,11 +59,11 @@ class TransJect(nn.Module):
   """Residual branch f(x) = (alpha / L) sum_e lambda_e ELU(x U_e Sigma V_e).
 
   Tokens are mixed only in Sigma and in the gate. Sigma is computed once from
-  the embedded sequence, and carried from layer to layer. For two tokens of one
-  sample x + f(x) is injective and Lipschitz: their distance changes by a factor
-  from 1 - alpha/L to 1 + alpha/L. With the gating "certified" this also holds
-  for two sequences with equal Sigma; with the paper's gate it does not
-  (docs/theory.md).
+  the embedded sequence, and carried from layer to layer. On the tokens of one
+  sample, x + f(x) is injective and Lipschitz: the distance of two tokens
+  changes by a factor from 1 - alpha/L to 1 + alpha/L. With the gating
+  "certified" this also holds for two sequences with equal Sigma; with the
+  paper's gate it does not (docs/theory.md).
 
   Attributes:
     num_experts: number E of experts.
@@ -174,8 +174,8 @@ class Injective(nn.Module):
 
   concatenate_positions: ClassVar[bool] = True
   final_norm: ClassVar[bool] = False
-  # Stacked matrices that are applied one after the other. They are not spread
-  # over devices, as experts are.
+  # Stacked matrices that are applied one after the other. Unlike stacks of
+  # experts, they are not split over devices.
   in_turn: ClassVar[tuple[str, ...]] = ("feed_forward",)
 
   mixer: Callable[..., TransJect]
@@ -217,7 +217,7 @@ class Injective(nn.Module):
   def derive(
     self, params: Mapping[str, Any], rotations: Mapping[str, Any]
   ) -> dict[str, Any]:
-    """Returns the products of weights that a step computes once, per layer.
+    """Returns the products of each layer's weights that a step computes once.
 
     Args:
       params: parameters of the stack of layers.

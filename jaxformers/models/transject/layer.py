@@ -200,7 +200,7 @@ def mixture(
 def orthogonal_feed_forward(
   x: jax.Array, w: jax.Array, bias: jax.Array
 ) -> jax.Array:
-  """Returns ELU(ELU(x W_1 + b_1) W_2 + b_2), which expands no distance.
+  """Returns ELU(ELU(x W_1 + b_1) W_2 + b_2), which is nonexpansive.
 
   Source: TransJect, equation 7.
 
