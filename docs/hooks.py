@@ -57,11 +57,13 @@ def _published(name: str) -> Iterator[str]:
 def _measured(name: str) -> Iterator[str]:
   """Yields the rows on a model of the tables of results, with headings."""
   for page in tables.PAGES:
+    if not page.startswith("docs/"):
+      continue
     for table, title in tables.titled_tables(page):
       records = [r for r in tables.read(table) if r["model"] == name]
       if records:
         anchor = slugify(title, "-")
-        yield f"\nFrom [{title}](../{page}.md#{anchor}):\n"
+        yield f"\nFrom [{title}](..{page.removeprefix('docs')}#{anchor}):\n"
         yield tables.markdown(records)
 
 

@@ -1,4 +1,4 @@
-"""Tables of docs/ that are made from results/*.jsonl.
+"""Tables of the README and docs/ that are made from results/*.jsonl.
 
     python docs/tables.py           writes the tables into the pages
     python docs/tables.py --check   fails if a page has another table
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("results", "performance")
+PAGES = ("README.md", "docs/results.md", "docs/performance.md")
 MARKED = re.compile(
   r"(?<=<!-- table: )([\w/]+)((?: \w+)*) -->\n.*?(?=<!-- end of table -->)",
   re.S,
@@ -135,7 +135,7 @@ def fill(text: str) -> str:
 def titled_tables(page: str) -> Iterator[tuple[str, str]]:
   """Yields the names of the tables of a page, each with the heading above."""
   title = ""
-  for line in (ROOT / "docs" / f"{page}.md").read_text().splitlines():
+  for line in (ROOT / page).read_text().splitlines():
     if line.startswith("#"):
       title = line.lstrip("# ")
     if match := re.fullmatch(r"<!-- table: ([\w/]+)(?: \w+)* -->", line):
@@ -145,7 +145,7 @@ def titled_tables(page: str) -> Iterator[tuple[str, str]]:
 def stale_pages() -> Iterator[tuple[Path, str]]:
   """Yields the pages whose tables differ from results/, with their new text."""
   for page in PAGES:
-    path = ROOT / "docs" / f"{page}.md"
+    path = ROOT / page
     text = path.read_text()
     if fill(text) != text:
       yield path, fill(text)
@@ -155,11 +155,11 @@ def main(arguments: Iterable[str]) -> None:
   """Writes the tables, or checks them."""
   stale = list(stale_pages())
   if "--check" in arguments:
-    names = ", ".join(f"docs/{path.name}" for path, _ in stale)
+    names = ", ".join(f"{path.name}" for path, _ in stale)
     sys.exit(f"{names}: run python docs/tables.py" if stale else 0)
   for path, text in stale:
     path.write_text(text)
-    print(f"docs/{path.name}: written")
+    print(f"{path.name}: written")
 
 
 if __name__ == "__main__":
