@@ -12,10 +12,10 @@ class UserError(ValueError):
   Example:
     >>> import jaxformers as jf
     >>> try:
-    ...   jf.MODELS["transfomer"]
+    ...   jf.MODELS["transject2"]
     ... except jf.UserError as error:
     ...   print(str(error).partition(" Choices")[0])
-    Unknown model 'transfomer'. Did you mean 'transformer'?
+    Unknown model 'transject2'. Did you mean 'transject'?
   """
 
 
