@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.registry import check_keywords
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
@@ -190,7 +191,7 @@ def linear_scan(
       factor = _map(lambda x: jnp.flip(x, 1), factor)
   if form == "auto":
     form = _fastest()
-  if form != "fft" and jax.default_backend() == "cpu":
+  if form != "fft" and platforms.backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
   states = _states(form, factor, added, keep, start)
   last = _map(lambda x: x[:, -1], states)
@@ -601,4 +602,4 @@ FORMS = {
 
 def _fastest() -> str:
   """Returns the name of the fastest form for the current device."""
-  return "scan" if jax.default_backend() == "cpu" else "associative"
+  return "scan" if platforms.backend() == "cpu" else "associative"

@@ -465,10 +465,10 @@ RUNNERS = {
       ("perplexity", "language", "--tokens=40", "--strides=1,64"),
     )
   },
-  # Their runs need images, or many sizes.
+  # They need images, many sizes, or the compiler of TPUs.
   **{
     COMMANDS[name]: parse_only(COMMANDS[name])
-    for name in ("segmentation", "robustness", "depth")
+    for name in ("segmentation", "robustness", "depth", "compile")
   },
   COMMANDS["advise"]: with_arguments(COMMANDS["advise"]),
   COMMANDS["bounds"]: with_arguments(COMMANDS["bounds"]),

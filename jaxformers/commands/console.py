@@ -15,7 +15,7 @@ from jaxformers.version import __version__
 
 # Commands by the titles of their groups in the overview.
 GROUPS = {
-  "Train": ("train", "prepare", "models", "configs", "tasks", "zoo"),
+  "Train": ("train", "prepare", "compile", "models", "configs", "tasks", "zoo"),
   "Compare runs": ("results", "report", "published", "price"),
   "Look into a model": (
     "lipschitz",

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxformers.foundations import platforms
+
 MODEL = "model"  # Mesh axis over which experts are split.
 PMAP = "data"  # Axis that pmap maps over.
 SEQUENCE = "sequence"  # Mesh axis over which tokens are split.
@@ -47,7 +49,7 @@ def portable() -> Iterator[None]:
 def _runs_alone(backend: str) -> bool:
   """Returns True if programs run on a single device of a backend."""
   is_alone = _mesh().size <= 1 and not _PORTABLE.get()
-  return is_alone and jax.default_backend() == backend
+  return is_alone and platforms.backend() == backend
 
 
 def on_one_cpu() -> bool:
@@ -64,7 +66,7 @@ def on_one_gpu(capability: float) -> bool:
   if not _runs_alone("gpu"):
     return False
   # AMD GPUs have a name such as "gfx90a" instead of a number.
-  version = getattr(jax.devices()[0], "compute_capability", "")
+  version = getattr(platforms.target(), "compute_capability", "")
   return version.replace(".", "").isdigit() and float(version) >= capability
 
 

@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import KeyPath
 
 from jaxformers import orthogonal
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.parallel import MODEL, SEQUENCE
 
@@ -301,12 +302,13 @@ class Layout:
 
   def traced(self, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a step that JAX traces with this mesh, which the models read."""
-    if self.mesh.size == 1:
-      return step
 
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
-      with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-        return step(*args, **kwargs)
+      with platforms.targeting(self.mesh.devices.flat[0]):
+        if self.mesh.size == 1:
+          return step(*args, **kwargs)
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+          return step(*args, **kwargs)
 
     return run

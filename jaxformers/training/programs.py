@@ -10,8 +10,10 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 _BITS = {
   "pred": 8,
@@ -70,12 +72,11 @@ class Instruction:
   @property
   def operands(self) -> list[str]:
     """Names of the operands."""
-    depth, end = 1, 0
     # The operands end with the parenthesis that closes the first one.
-    for end, letter in enumerate(self.rest):
-      depth += (letter == "(") - (letter == ")")
-      if not depth:
-        break
+    depth, end = 1, 0
+    while depth and end < len(self.rest):
+      depth += {"(": 1, ")": -1}.get(self.rest[end], 0)
+      end += 1
     return re.findall(r"%([\w.\-]+)", self.rest[:end])
 
   def attribute(self, pattern: str) -> str:
@@ -211,10 +212,9 @@ class _Reader:
     self.collectives, self.sent = collectives.copy(), sent.copy()
 
   def _trips(self, loop: Instruction) -> int:
-    """Returns the number of trips of a loop; 1 if its condition has no limit."""
-    known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
-    if known:
-      return int(known)
+    """Returns the trips of a loop; 1 if its condition has no limit."""
+    if trips := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
+      return int(trips)
     condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
     limits = [
       int(each.rest.partition(")")[0])
@@ -239,10 +239,7 @@ class _Reader:
     if each.kind == "dot":
       axes = each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
       return 2 * result * math.prod(left[int(k)] for k in axes.split(",") if k)
-    # A convolution sums over the kernel's input channels and its window.
-    kernel = each.attribute(r"dim_labels=\w+_(\w+)->")
-    out = right[kernel.index("o")]
-    return 2 * result * math.prod(right) // max(out, 1)
+    return 2 * _convolved(each, left, right)
 
   def _bytes(
     self, each: Instruction, instructions: Mapping[str, Instruction]
@@ -285,6 +282,56 @@ def _dimensions(shape: str) -> list[int]:
   return [int(n) for n in match[2].split(",") if n] if match else []
 
 
+def _convolved(each: Instruction, left: list[int], right: list[int]) -> int:
+  """Returns the number of products of a convolution.
+
+  The TPU compiler writes a batch of products as a convolution over a dilated
+  window, of which only one entry meets an input. So windows are counted where
+  they meet one.
+
+  Args:
+    each: convolution.
+    left, right: lengths of the axes of the input and of the kernel.
+  """
+  names = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
+  assert names is not None
+  inputs, kernel, outputs = (
+    dict(zip(labels, lengths, strict=True))
+    for labels, lengths in zip(
+      names.groups(), (left, right, _dimensions(each.shape)), strict=True
+    )
+  )
+  total = kernel["i"] * outputs["b"] * outputs["f"]
+  axes = sorted(name for name in kernel if name.isdigit())
+  window = each.attribute(r"window=\{([^}]*)\}")
+  for place, axis in enumerate(axes):
+    # Read the options of the window along this axis.
+    stride, before, spread, step = (
+      int(_option(window, name, place, default))
+      for name, default in (
+        ("stride", "1"),
+        ("pad", "0"),
+        ("lhs_dilate", "1"),
+        ("rhs_dilate", "1"),
+      )
+    )
+    # Position of every entry of the window at every output.
+    starts = np.arange(outputs[axis]) * stride - before
+    places = starts[:, None] + step * np.arange(kernel[axis])
+    meets = (places >= 0) & (places % spread == 0)
+    total *= int((meets & (places // spread < inputs[axis])).sum())
+  return total
+
+
+def _option(window: str, name: str, place: int, default: str) -> str:
+  """Returns an option of a window along an axis, such as its stride."""
+  match = re.search(rf"\b{name}=(\S+)", window)
+  if not match:
+    return default
+  # Padding has two numbers for each axis: before and after the input.
+  return match[1].split("x")[place].partition("_")[0]
+
+
 def _read_bytes(shape: str, place: int, inner: Sequence[Instruction]) -> int:
   """Returns the bytes of an operand that a fusion reads: all, or slices."""
   whole = array_bytes(shape, main_memory=True)
@@ -311,6 +358,19 @@ def _groups(each: Instruction) -> list[list[int]]:
     return [_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs)]
   if listed := each.attribute(r"replica_groups=\{(\{.*?\})\}"):
     return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed)]
+  # Axes of a mesh: mesh['a'=4,'b'=2] {'a'}.
+  if axes := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", each.rest):
+    mesh = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
+    over = re.findall(r"'(\w+)'", axes[2])
+    kept = [name for name in mesh if name not in over]
+    places = {name: k for k, name in enumerate(mesh)}
+    size = math.prod(int(mesh[name]) for name in over)
+    return _iota_groups(
+      math.prod(map(int, mesh.values())) // size,
+      size,
+      [*map(int, mesh.values())],
+      [places[name] for name in (*kept, *over)],
+    )
   # Compact form: [groups,size]<=[shape]T(order).
   match = re.search(
     r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?",
@@ -318,7 +378,8 @@ def _groups(each: Instruction) -> list[list[int]]:
   )
   if not match:
     return []
-  return [*_iota_groups(*map(_numbers, match.groups(default="")))]
+  shape, order = _numbers(match[3]), _numbers(match[4] or "")
+  return _iota_groups(int(match[1]), int(match[2]), shape, order)
 
 
 def _numbers(text: str) -> list[int]:
@@ -326,13 +387,12 @@ def _numbers(text: str) -> list[int]:
 
 
 def _iota_groups(
-  count: list[int], size: list[int], shape: list[int], order: list[int]
-) -> Iterator[list[int]]:
-  import numpy as np
-
+  count: int, size: int, shape: list[int], order: list[int]
+) -> list[list[int]]:
+  """Returns groups of consecutive devices, after a transposition."""
   devices = np.arange(math.prod(shape)).reshape(shape)
-  devices = devices.transpose(order or None).reshape(count[0], size[0])
-  yield from devices.tolist()
+  devices = devices.transpose(order or None).reshape(count, size)
+  return devices.tolist()
 
 
 def count(program: Any, devices: Sequence[Any] = ()) -> Counts:

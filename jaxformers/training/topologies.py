@@ -6,11 +6,13 @@ needs no TPU and no driver.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxformers.foundations.errors import UserError
@@ -58,6 +60,23 @@ CHIPS = {
 }
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Hides what libtpu writes to the file descriptor of standard error.
+
+  It warns about hosts and accelerators that a description does not need.
+  """
+  sys.stderr.flush()
+  kept = os.dup(2)
+  try:
+    with open(os.devnull, "wb") as nowhere:
+      os.dup2(nowhere.fileno(), 2)
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+
+
 def read_name(name: str) -> tuple[str, tuple[int, ...]]:
   """Returns the kind and the shape of a topology such as "v5e:4x4".
 
@@ -95,9 +114,10 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
   axes = (*shape, 1) if kind in ("v4", "v5p") and len(shape) == 2 else shape
   written = f"{kind}:{'x'.join(map(str, axes))}"
   try:
-    topology = topologies.get_topology_desc(
-      written, platform="tpu", num_slices=slices
-    )
+    with _quiet():
+      topology = topologies.get_topology_desc(
+        written, platform="tpu", num_slices=slices
+      )
   except Exception as error:  # The plugin raises errors of several kinds.
     raise UserError(
       f"--device {name} is not a topology of the TPU compiler ({error}). Write "

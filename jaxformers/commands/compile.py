@@ -1,0 +1,129 @@
+r"""Compiles the steps of a config for a TPU that this machine does not have.
+
+jaxformers compile lra/listops:model=transject --device v5e:2x2
+jaxformers compile lra/text:model=s5 --device v5e:4x4 --slices 2 \
+    --sizes vocab_size=257,max_len=4000,num_classes=2 --config.mesh=data:32
+
+The real TPU compiler plans the memory of each device, in as many parts of the
+batch as fit. Operations, bytes and the compiler's cycles are counted with the
+bodies of loops times their trips. "compiler ms" is the compiler's own estimate;
+"compute ms" and "memory ms" are the operations and the bytes at the published
+peaks of the device.
+
+--sizes gives the sizes of the task; without it the data are prepared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxformers import config as configs
+from jaxformers.analysis.tables import costs
+from jaxformers.config import RunConfig
+from jaxformers.foundations import cli
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table
+from jaxformers.training import topologies
+from jaxformers.training.ahead import Ahead, Report
+
+
+def table(reports: Sequence[Report]) -> str:
+  """Returns the tables of steps and of their communication, in Markdown."""
+  head = (
+    "step",
+    "parts",
+    "GiB, arguments",
+    "GiB, temporary",
+    "GiB, total",
+    "GiB, device",
+    "TFLOP",
+    "GB",
+    "compiler ms",
+    "compute ms",
+    "memory ms",
+    "binds",
+    "s to compile",
+  )
+  rows = [
+    (
+      r.step,
+      str(r.parts),
+      f"{r.arguments:.3f}",
+      f"{r.temporaries:.3f}",
+      f"{r.total:.3f}",
+      f"{r.available:g}",
+      f"{r.tflop:.3f}",
+      f"{r.gigabytes:.2f}",
+      f"{r.compiler_ms:.2f}",
+      f"{r.compute_ms:.2f}",
+      f"{r.memory_ms:.2f}",
+      r.binds,
+      f"{r.seconds:.0f}",
+    )
+    for r in reports
+  ]
+  sent = [
+    (
+      r.step,
+      each.kind,
+      str(each.group),
+      "yes" if each.crosses_slices else "no",
+      str(each.count),
+      f"{each.bytes / 1e6:,.1f}",
+    )
+    for r in reports
+    for each in r.collectives
+  ]
+  titles = ("step", "collective", "devices", "crosses slices", "count", "MB")
+  tables = [markdown_table(head, rows)]
+  if sent:
+    tables.append(markdown_table(titles, sent))
+  return "\n\n".join(tables)
+
+
+@cli.command(
+  cli.argument("config", help="name or path.py:key=value,..."),
+  cli.option("device", "v5e:2x2", "topology of a slice: v5e:4x4, v5p:2x2x1"),
+  cli.argument("--slices", type=int, default=1, help="number of slices"),
+  cli.option("sizes", "", "sizes of the task, such as vocab_size=257,..."),
+  cli.JSON,
+  takes_overrides=True,
+)
+def main(
+  config: str,
+  device: str,
+  slices: int,
+  sizes: str,
+  as_json: bool,
+  overrides: Sequence[str],
+) -> None:
+  """Prints what the compiler plans for the train and evaluation steps."""
+  if slices < 1:
+    raise UserError(f"--slices={slices}: give a number of at least 1.")
+  kind, _ = topologies.read_name(device)
+  loaded = RunConfig.from_dict(configs.load_with(config, overrides))
+  if loaded.parallel != "jit":
+    raise UserError(
+      f"config.parallel={loaded.parallel!r} runs on the devices of this "
+      "machine only: remove it."
+    )
+  devices = topologies.describe_devices(device, slices)
+  task_sizes: dict[str, Any] | None = (
+    costs.parse_sizes(sizes) if sizes else None
+  )
+  ahead = Ahead(loaded, devices, topologies.CHIPS[kind], task_sizes)
+  reports = [ahead.train(), ahead.evaluation()]
+  cli.show(
+    [dataclasses.asdict(report) for report in reports],
+    (
+      f"{len(devices)} devices of {device}, {slices} slice(s):\n",
+      table(reports),
+    ),
+    as_json,
+  )
+
+
+if __name__ == "__main__":
+  main()

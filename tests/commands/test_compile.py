@@ -1,0 +1,60 @@
+"""The command that compiles a config for TPUs."""
+
+import importlib.util
+import json
+
+import pytest
+
+from jaxformers.commands import compile as compile_command
+from jaxformers.training import topologies
+from jaxformers.training.ahead import Report
+from jaxformers.training.programs import Collective
+
+SIZES = "--sizes=vocab_size=18,max_len=64,num_classes=10"
+CONFIG = "lra/listops:size=tiny,model=s5"
+REPORT = Report(
+  "train", 2, 4, 0.5, 1.0, 1.5, 16, 0.4, 12.6, 19.65, 2.1, 15.4, "memory",
+  (2, 16), (Collective("all-reduce", 4, True, 1, 2_000_000),), 50.0,
+)  # fmt: skip
+
+
+def test_table_has_memory_times_and_communication():
+  text = compile_command.table([REPORT])
+  assert "| train | 2 | 0.500 | 1.000 | 1.500 | 16 |" in text
+  assert "| 19.65 | 2.10 | 15.40 | memory | 50 |" in text
+  assert "| train | all-reduce | 4 | yes | 1 | 2.0 |" in text
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--device=v9:2x2"], "device 'v9'"),
+    (["--slices=0"], "--slices=0"),
+    (["--config.parallel=pmap"], "'pmap'"),
+  ],
+)
+def test_compile_refuses_wrong_arguments(arguments, message, monkeypatch):
+  monkeypatch.setattr(topologies, "describe_devices", lambda *_: [])
+  with pytest.raises(SystemExit, match=message):
+    compile_command.main([CONFIG, SIZES, *arguments])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  importlib.util.find_spec("libtpu") is None, reason="no libtpu"
+)
+def test_compile_prints_both_steps_as_json(capsys):
+  tiny = ["--config.model.d_model=16", "--config.model.num_layers=1"]
+  compile_command.main(
+    [
+      CONFIG,
+      SIZES,
+      *tiny,
+      "--config.batch_size=8",
+      "--device=v5e:2x2",
+      "--json",
+    ]
+  )
+  train, evaluation = json.loads(capsys.readouterr().out)
+  assert (train["step"], evaluation["step"]) == ("train", "evaluation")
+  assert train["devices"] == 4

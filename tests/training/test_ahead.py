@@ -1,0 +1,151 @@
+"""Steps of a config, compiled for TPUs that this machine does not have."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxformers import config as configs
+from jaxformers.config import RunConfig
+from jaxformers.foundations.errors import UserError
+from jaxformers.training import topologies
+from jaxformers.training.ahead import Ahead, Report, batch_shapes
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
+
+NO_LIBTPU = importlib.util.find_spec("libtpu") is None
+SIZES = {"vocab_size": 18, "max_len": 64, "num_classes": 10}
+TINY = (
+  "--config.model.d_model=16",
+  "--config.model.num_layers=1",
+  "--config.batch_size=8",
+)
+# Two models of every family.
+MODELS = (
+  "transject",
+  "random_transject",
+  "isometric",
+  "allpass",
+  "transformer",
+  "neutreno",
+  "linear_transformer",
+  "performer",
+  "s5",
+  "lru",
+)
+
+
+def load(model, *overrides):
+  spec = f"lra/listops:size=tiny,model={model}"
+  return RunConfig.from_dict(configs.load_with(spec, [*TINY, *overrides]))
+
+
+def make(model, *overrides, chip=topologies.CHIPS["v5e"], sizes=SIZES):
+  devices = topologies.describe_devices("v5e:2x2")
+  return Ahead(load(model, *overrides), devices, chip, sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.usefixtures("optimized")
+def test_steps_compile_for_a_tpu_and_send_all_reduces_only(model):
+  ahead = make(model)
+  train, evaluation = ahead.train(), ahead.evaluation()
+  for report in (train, evaluation):
+    assert report.devices == 4
+    assert 0 < report.total < report.available == 16
+    assert report.compiler_ms > 0
+    kinds = {each.kind for each in report.collectives}
+    assert kinds == {"all-reduce"}
+  assert 0 < evaluation.tflop < train.tflop
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+def test_a_scan_for_a_tpu_has_no_loop_over_tokens():
+  assert SIZES["max_len"] not in make("s5").train().loops
+
+
+def make_with_memory(monkeypatch, gib, model="s5", *overrides):
+  """Returns steps whose memory is 3 GiB divided by the number of parts."""
+
+  def compile_train(self, parts):
+    numbers = dict.fromkeys([f.name for f in dataclasses.fields(Report)], 0)
+    numbers |= {"parts": parts, "total": 3 / parts}
+    return Report(**numbers | {"available": self.chip.gib})
+
+  monkeypatch.setattr(Ahead, "_compile_train", compile_train)
+  chip = topologies.Chip(gib, 197, 819, 1.5)
+  return Ahead(load(model, *overrides), jax.devices()[:1], chip, SIZES)
+
+
+@pytest.mark.parametrize(
+  ("gib", "overrides", "parts"),
+  [(4, (), 1), (2, (), 2), (1, (), 4), (2, ("--config.accumulate=4",), 4)],
+)
+def test_train_splits_the_batch_until_it_fits(
+  monkeypatch, gib, overrides, parts
+):
+  ahead = make_with_memory(monkeypatch, gib, "transformer", *overrides)
+  assert ahead.train().parts == parts
+
+
+@pytest.mark.parametrize(
+  ("gib", "model", "overrides", "parts"),
+  [
+    (0.1, "transformer", (), 8),
+    (2, "transformer", ("--config.accumulate=1",), 1),
+    # BatchNorm sees the whole batch.
+    (2, "s5", ("--config.model.block.norm_type=batch",), 1),
+  ],
+)
+def test_train_names_the_remedies_if_it_does_not_fit(
+  monkeypatch, gib, model, overrides, parts
+):
+  ahead = make_with_memory(monkeypatch, gib, model, *overrides)
+  with pytest.raises(UserError, match=rf"in {parts} part.*config\.mesh"):
+    ahead.train()
+
+
+def test_ahead_refuses_a_batch_that_does_not_split():
+  with pytest.raises(UserError, match="batch_size=6.*4 device"):
+    Ahead(
+      load("s5", "--config.batch_size=6"),
+      [object()] * 4,
+      topologies.CHIPS["v5e"],
+      SIZES,
+    )
+
+
+@pytest.mark.parametrize(
+  ("sizes", "inputs", "targets"),
+  [
+    (SIZES, ((8, 64), jnp.int32), (8,)),
+    (SIZES | {"vocab_size": 0}, ((8, 64), jnp.float32), (8,)),
+    (SIZES | {"num_inputs": 2}, ((8, 2, 64), jnp.int32), (8,)),
+    (SIZES | {"objective": "language_model"}, ((8, 64), jnp.int32), (8, 64)),
+    ({"image": (32, 32, 3)}, ((8, 32, 32, 3), jnp.uint8), (8,)),
+  ],
+)
+def test_batch_shapes_follow_from_the_sizes(sizes, inputs, targets):
+  shapes = batch_shapes(load("s5"), sizes, 8)
+  assert (shapes["inputs"].shape, shapes["inputs"].dtype) == inputs
+  assert shapes["targets"].shape == shapes["weights"].shape == targets
+
+
+def test_batch_shapes_refuse_objectives_with_other_arrays():
+  with pytest.raises(UserError, match="'spans'.*--sizes"):
+    batch_shapes(load("s5"), SIZES | {"objective": "spans"}, 8)
+
+
+def test_batch_shapes_are_those_of_a_run(smoke, tmp_path):
+  run = open_run(smoke("transject"), tmp_path / "run")
+  trainer = Trainer(run)
+  batch = trainer._loader.batch(trainer._longest(), (0, 0))
+  shapes = batch_shapes(run.config, run.task.sizes(), run.config.batch_size)
+  assert {k: x.shape for k, x in shapes.items()} == {
+    k: x.shape for k, x in batch.items()
+  }
