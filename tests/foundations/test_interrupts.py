@@ -42,8 +42,10 @@ import importlib, os, signal, sys, threading, time
 sys.argv = ["jaxformers", *{arguments!r}]
 from jaxformers.commands import console
 def stop():
-  time.sleep({seconds})
-  os.kill(os.getpid(), signal.SIGINT)
+  # Python loses an interrupt that a destructor receives: press again.
+  for pause in ({seconds}, 15):
+    time.sleep(pause)
+    os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=stop, daemon=True).start()
 console.console()
 time.sleep(60)

@@ -191,7 +191,7 @@ def test_find_ends_returns_the_extreme_values_tried():
     (["--grid=model=local,"], "'model=local,'.*KEY=VALUE"),
     (["--grid=model=local,local"], "'model=local,local'"),
     (["--grid=model=local", "--tune=model=sparse"], "model.*twice"),
-    (["--grid=size=paper"], "size.*size=tiny and.*grid"),
+    (["--grid=size=paper"], "size.*size=tiny.*grid"),
     (["--config", f"{SPEC},size=paper"], "size.*size=tiny,size=paper"),
     (["--config", f"{SPEC},seed=1"], "seed=1.*--seeds"),
     (["--config", SPEC], r"size=tiny and .*size=tiny\b"),
