@@ -22,6 +22,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def read(name: str) -> tuple[Record, ...]:
 def _decimals(value: Any) -> int:
   """Returns the number of decimals of the number or numbers in a cell."""
   if isinstance(value, float):
-    return len(repr(value).partition(".")[2])
+    return max(0, -int(Decimal(repr(value)).as_tuple().exponent))
   if isinstance(value, list):
     return max(map(_decimals, value))
   if isinstance(value, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from jaxformers import models, tasks
 from jaxformers.config import RunConfig
-from jaxformers.data.engine.loader import Loader
+from jaxformers.data.engine.loader import Loader, pad_lengths
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call
 from jaxformers.models import make_variables
@@ -145,13 +146,19 @@ class Ahead:
     run.check_fields(config)
     self.config, self.chip = config, chip
     self.layout = Layout.of(config.mesh, list(devices))
-    over = f"{self.layout.parts} device(s)"
-    rows, parts = config.batch_size, self.layout.parts
-    compilers.check_batch("batch_size", rows, parts, over)
+    # Check that the batch splits, as a run does.
+    spread, parts = self.layout.parts, config.accumulate or 1
+    over = f"{spread} device(s) in {parts} part(s) each"
+    rows = config.batch_size
+    compilers.check_batch("batch_size", rows, spread * parts, over)
     if sizes is None:
       sizes, self.batch = open_batch(config, rows)
     else:
       self.batch = batch_shapes(config, sizes, rows)
+    image = sizes.get("image")
+    self.layout.check_lengths(
+      image[:1] if image else pad_lengths(sizes["max_len"], config.buckets)
+    )
     self.model = call(
       "config.model", models.build, {**vars(config.model), **sizes}
     )
@@ -177,18 +184,22 @@ class Ahead:
     if c.accumulate or is_whole:
       choices = [c.accumulate or 1]
     # Double the parts until the step fits.
-    parts, report = 0, None
+    parts, needs = 0, ""
     while more := [k for k in choices if k >= max(2 * parts, 1)]:
       parts = more[0]
-      report = self._compile_train(parts)
+      try:
+        report = self._compile_train(parts)
+      except MemoryError as error:
+        needs = str(error)
+        continue
       if report.total <= report.available:
         return report
-    assert report is not None
+      needs = f"{report.total:.2f} GiB"
     raise UserError(
-      f"A step needs {report.total:.1f} GiB in {parts} part(s) of its batch, "
-      f"and a device has {report.available:g} GiB. Set "
-      "--config.model.memory=recomputed, a smaller --config.batch_size, or a "
-      "--config.mesh that splits the model over devices."
+      f"A step needs {needs} in {parts} part(s) of its batch, and a device has "
+      f"{self.chip.gib:g} GiB. Set --config.model.memory=recomputed, a smaller "
+      "--config.batch_size, or a --config.mesh that splits the model over "
+      "devices."
     )
 
   def _compile_train(self, parts: int) -> Report:
@@ -207,27 +218,66 @@ class Ahead:
     compiled, _ = compilers.compile_jit(
       step, self.layout, state=self.state, donate=True
     )
-    return self._report("train", parts, compiled, self.state)
+    state = placed_shapes(self.state, self.layout.state_sharding(self.state))
+    return self._report("train", parts, compiled, state, self.batch)
 
   def evaluation(self) -> Report:
-    """Compiles the evaluation step, for batches of the training's size."""
-    prepare = functools.partial(
-      make_variables, self.model, placement=self.layout
+    """Compiles the evaluation step, for batches of `config.eval_batch_size`.
+
+    Raises:
+      UserError: if the step does not fit.
+    """
+    layout = self.layout
+    prepare = functools.partial(make_variables, self.model, placement=layout)
+    params = self.state.params
+    placed = placed_shapes(params, layout.state_sharding(params))
+    # Take the placement that the evaluator's variables have.
+    prepared = jax.jit(layout.traced(prepare)).lower(placed).compile()
+    variables = placed_shapes(
+      jax.eval_shape(prepare, params), prepared.output_shardings
     )
-    variables = jax.eval_shape(prepare, self.state.params)
+    rows = -(-self.config.eval_batch_size // layout.parts) * layout.parts
+    batch = {
+      k: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+      for k, x in self.batch.items()
+    }
     step = functools.partial(eval_step, model=self.model)
-    compiled, _ = compilers.compile_jit(step, self.layout)
-    return self._report("evaluation", 1, compiled, variables)
+    compiled, _ = compilers.compile_jit(step, layout)
+    try:
+      return self._report("evaluation", 1, compiled, variables, batch)
+    except MemoryError as error:
+      raise UserError(
+        f"An evaluation needs {error}, and a device has {self.chip.gib:g} GiB: "
+        "set a smaller --config.eval_batch_size."
+      ) from error
 
   def _report(
-    self, name: str, parts: int, compiled: Callable[..., Any], first: Any
+    self,
+    name: str,
+    parts: int,
+    compiled: Callable[..., Any],
+    first: Any,
+    batch: dict[str, Any],
   ) -> Report:
-    """Compiles a step for shapes, and reads the program."""
+    """Compiles a step for shapes, and reads the program.
+
+    Raises:
+      MemoryError: if the compiler refuses the step for its memory, with the
+        memory that it needs.
+    """
     layout, chip = self.layout, self.chip
-    placed = placed_shapes(first, layout.state_sharding(first))
-    batch = placed_shapes(self.batch, layout.batch_sharding(self.batch))
+    batch = placed_shapes(batch, layout.batch_sharding(batch))
     began = time.perf_counter()
-    program = compiled.lower(placed, batch).compile()  # type: ignore[attr-defined]
+    lowered = compiled.lower(first, batch)  # type: ignore[attr-defined]
+    try:
+      program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+      if "RESOURCE_EXHAUSTED" not in str(error):
+        raise
+      needs = re.search(r"\(([\d.]+)G\)|Used ([\d.]+)G", str(error))
+      size = next(filter(None, needs.groups()), "") if needs else ""
+      text = f"{float(size):.2f} GiB" if size else "more memory"
+      raise MemoryError(text) from error
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()

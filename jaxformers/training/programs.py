@@ -15,21 +15,12 @@ from typing import Any
 
 import numpy as np
 
-_BITS = {
-  "pred": 8,
-  "s4": 4,
-  "u4": 4,
-  "bf16": 16,
-  "c64": 64,
-  "c128": 128,
-}
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(
-  r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|[^ ]+) ([\w\-]+)\((.*)$"
+  r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|[^ ]+) ([\w\-]+)\((.*)$"
 )
-_ARRAY = re.compile(r"\b([a-z]+\d*[a-z\d]*)\[([\d,]*)\](\{[^}]*\})?")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_CALLED = r"calls=%?([\w.\-]+)"
 COLLECTIVES = (
   "all-reduce",
   "all-gather",
@@ -37,7 +28,8 @@ COLLECTIVES = (
   "all-to-all",
   "collective-permute",
 )
-# Instructions that move no data of their own.
+# Instructions that move no data of their own; the first half of an asynchronous
+# pair is counted, and the second half, `-done`, is not.
 _FREE = {
   "parameter",
   "constant",
@@ -50,7 +42,13 @@ _FREE = {
   "after-all",
   "partition-id",
   "replica-id",
+  "opt-barrier",
+  "domain",
+  "add-dependency",
+  "iota",
 }
+_SLICING = ("dynamic-slice", "slice", "gather")
+_PASSING = ("bitcast", "copy", "convert", "reshape", "transpose")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +56,14 @@ class Instruction:
   """One line of a program.
 
   Attributes:
+    is_root: True for the result of its computation.
     name: name, unique in its computation.
     shape: text of the type of the result.
     kind: operation, such as "fusion".
     rest: operands and attributes, as text.
   """
 
+  is_root: bool
   name: str
   shape: str
   kind: str
@@ -110,9 +110,13 @@ class Counts:
 
   Attributes:
     flops: operations in products and convolutions, 2 for each product and sum.
-    bytes: bytes that instructions read from and write to the main memory.
-    cycles: cycles that the TPU compiler estimates; 0 for other devices.
-    loops: numbers of trips of the loops, outermost first, in program order.
+    bytes: bytes that instructions read from and write to the main memory,
+      with the padding of tiles.
+    cycles: cycles that the TPU compiler estimates; 0 for other devices. The
+      estimate leaves out FFTs, communication, and some copies.
+    loops: numbers of trips of the loops, outermost first, in program order. 0
+      marks a loop whose number of trips is not in the program: its body is
+      counted once.
     collectives: communication, by kind and group.
   """
 
@@ -123,21 +127,50 @@ class Counts:
   collectives: tuple[Collective, ...]
 
 
-def array_bytes(shape: str, *, main_memory: bool = False) -> int:
-  """Returns the bytes of the arrays in the text of a type.
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """Type of one array of a program.
 
-  Args:
-    shape: type such as "(f32[8,16]{1,0}, bf16[4])".
-    main_memory: True to leave out arrays in a memory space of their own, such
-      as the vector memory of a TPU, which the text marks as S(1).
+  Attributes:
+    dims: lengths of its axes.
+    bits: bits of an entry.
+    size: bytes that it takes, with the padding of tiles.
+    is_main: True if it is in the main memory, and not in a memory of the core,
+      such as the vector memory of a TPU, which the text marks as S(1).
   """
-  total = 0
-  for dtype, dims, layout in _ARRAY.findall(shape):
-    if main_memory and re.search(r"S\([1-9]", layout):
-      continue
-    bits = _BITS.get(dtype) or int(re.sub(r"\D", "", dtype)[:2] or 0)
-    total += math.prod(map(int, filter(None, dims.split(",")))) * bits // 8
-  return total
+
+  dims: tuple[int, ...]
+  bits: int
+  size: int
+  is_main: bool
+
+
+def arrays(shape: str) -> list[Array]:
+  """Returns the arrays in a type such as "(f32[8,16]{1,0}, bf16[4])"."""
+  found = []
+  for dtype, listed, layout in _ARRAY.findall(shape):
+    dims = tuple(int(n) for n in listed.split(",") if n)
+    digits = re.match(r"[a-z]+?(\d+)", dtype)
+    bits = 8 if dtype == "pred" else int(digits[1]) if digits else 0
+    order, _, tiling = layout.partition(":")
+    padded = [*dims]
+    # Tiles cover the minor axes, which the layout names first.
+    if tile := re.search(r"T\(([\d,]+)\)", tiling):
+      minor = [int(k) for k in order.split(",") if k]
+      lengths = [int(n) for n in tile[1].split(",")]
+      for axis, length in zip(minor, reversed(lengths), strict=False):
+        padded[axis] = -(-padded[axis] // length) * length
+    size = math.prod(padded) * bits // 8
+    found.append(Array(dims, bits, size, not re.search(r"S\([1-9]", tiling)))
+  return found
+
+
+def _main_bytes(each: Array) -> int:
+  return each.size if each.is_main else 0
+
+
+def _entries(each: Array) -> int:
+  return math.prod(each.dims)
 
 
 def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
@@ -149,7 +182,8 @@ def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
     elif match := _INSTRUCTION.match(line):
-      current[match[1]] = Instruction(*match.groups())
+      root, name, *others = match.groups()
+      current[name] = Instruction(bool(root), name, *others)
   return entry, computations
 
 
@@ -170,19 +204,20 @@ class _Reader:
     for each in instructions.values():
       # A loop runs its body as often as its condition says.
       if each.kind == "while":
-        trips = self._trips(each)
+        trips = self._trips(each, instructions)
         self.loops.append(trips)
-        self.visit(each.attribute(r"body=%?([\w.\-]+)"), times * trips)
+        body = each.attribute(r"body=%?([\w.\-]+)")
+        self.visit(body, times * max(trips, 1))
       elif each.kind == "call":
         self.visit(each.attribute(r"to_apply=%?([\w.\-]+)"), times)
       elif each.kind == "conditional":
         # Count the branch that computes most.
         self._visit_branches(each, times)
-      self.cycles += times * int(each.attribute(_CYCLES.pattern) or 0)
+      cycles = each.attribute(r'"estimated_cycles":"(\d+)"')
+      self.cycles += times * int(cycles or 0)
       self.flops += times * self._flops(each, instructions)
-      if each.kind not in _FREE:
-        self.bytes += times * self._bytes(each, instructions)
-      self._add_collective(each, times)
+      self.bytes += times * self._bytes(each, instructions)
+      self._add_collectives(each, times)
 
   def _visit_branches(self, each: Instruction, times: int) -> None:
     names = re.findall(r"_computation=%?([\w.\-]+)", each.rest)
@@ -211,24 +246,76 @@ class _Reader:
     self.loops = [*loops]
     self.collectives, self.sent = collectives.copy(), sent.copy()
 
-  def _trips(self, loop: Instruction) -> int:
-    """Returns the trips of a loop; 1 if its condition has no limit."""
+  def _trips(
+    self, loop: Instruction, instructions: Mapping[str, Instruction]
+  ) -> int:
+    """Returns the trips of a loop that counts by one; 0 if it is unknown."""
     if trips := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
       return int(trips)
     condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
-    limits = [
-      int(each.rest.partition(")")[0])
-      for each in condition.values()
-      if each.kind == "constant" and each.rest.partition(")")[0].isdigit()
+    root = next(each for each in condition.values() if each.is_root)
+    direction, sides = self._compared(root, condition)
+    # One side is a limit, and the other a counter in the state of the loop.
+    values = [_integer(side) for side in sides]
+    if direction in ("GT", "GE"):
+      values, sides = values[::-1], sides[::-1]
+    if direction not in ("LT", "LE", "GT", "GE") or len(values) != 2:
+      return 0
+    counter = next((k for k, value in enumerate(values) if value is None), None)
+    limit = values[1 - counter] if counter is not None else None
+    start = None
+    if counter is not None:
+      start = self._start(sides[counter], loop, instructions)
+    if limit is None or start is None:
+      return 0
+    # The counter rises to a limit on its right, or falls to one on its left.
+    distance = limit - start if counter == 0 else start - limit
+    return max(distance + (direction in ("LE", "GE")), 0)
+
+  def _compared(
+    self, root: Instruction, scope: Mapping[str, Instruction]
+  ) -> tuple[str, list[Instruction]]:
+    """Returns the direction and the sides of a comparison, maybe fused."""
+    if root.kind == "compare":
+      sides = [scope[name] for name in root.operands]
+      return root.attribute(r"direction=(\w+)"), sides
+    if root.kind != "fusion":
+      return "", []
+    inner = self.computations[root.attribute(_CALLED)]
+    result = next(each for each in inner.values() if each.is_root)
+    direction, sides = self._compared(result, inner)
+    # Replace the parameters of the fusion by its operands.
+    outer = [
+      scope[root.operands[int(side.rest.partition(")")[0])]]
+      if side.kind == "parameter"
+      else side
+      for side in sides
     ]
-    return max(limits, default=1)
+    return direction, outer
+
+  def _start(
+    self,
+    counter: Instruction,
+    loop: Instruction,
+    instructions: Mapping[str, Instruction],
+  ) -> int | None:
+    """Returns the first value of a counter; None if it is no constant."""
+    place = counter.attribute(r"index=(\d+)")
+    state = instructions.get(loop.operands[0])
+    if not place or state is None or state.kind != "tuple":
+      return None
+    first = instructions.get(state.operands[int(place)])
+    # The compiler may copy the constant first.
+    while first is not None and first.kind in _PASSING:
+      first = instructions.get(first.operands[0])
+    return None if first is None else _integer(first)
 
   def _flops(
     self, each: Instruction, instructions: Mapping[str, Instruction]
   ) -> int:
     """Returns the operations of a product, or of the products in a fusion."""
-    if each.kind == "fusion":
-      inner = self.computations[each.attribute(r"calls=%?([\w.\-]+)")]
+    if each.kind in ("fusion", "async-start"):
+      inner = self.computations[each.attribute(_CALLED)]
       return sum(self._flops(part, inner) for part in inner.values())
     if each.kind not in ("dot", "convolution"):
       return 0
@@ -244,37 +331,131 @@ class _Reader:
   def _bytes(
     self, each: Instruction, instructions: Mapping[str, Instruction]
   ) -> int:
-    """Returns the bytes that an instruction reads and writes."""
-    total = array_bytes(each.shape, main_memory=True)
-    inner: Sequence[Instruction] = ()
+    """Returns the bytes of the main memory that an instruction moves."""
+    if each.kind in _FREE or each.kind.endswith("-done"):
+      return 0
+    if "AllocateBuffer" in each.rest:
+      return 0
+    results = arrays(each.shape)
+    operands = [
+      instructions[name].shape for name in each.operands if name in instructions
+    ]
+    read = [arrays(shape) for shape in operands]
     if each.kind == "fusion":
-      called = self.computations[each.attribute(r"calls=%?([\w.\-]+)")]
-      inner = [*called.values()]
-      # A fused update in place writes only the slice.
-      for part in inner:
-        if part.kind == "dynamic-update-slice":
-          update = called[part.operands[1]]
-          total -= array_bytes(called[part.operands[0]].shape, main_memory=True)
-          total += array_bytes(update.shape)
-    for place, name in enumerate(each.operands):
-      operand = instructions.get(name)
-      if operand is not None:
-        total += _read_bytes(operand.shape, place, inner)
-    return max(total, 0)
+      return self._fused_bytes(each, results, read)
+    # A copy has the type (destination, source, flag).
+    if each.kind.endswith("-start") and results:
+      moved = results[0].size
+      source = read[0][0] if read and read[0] else results[0]
+      return _main_bytes(results[0]) + (moved if source.is_main else 0)
+    # Slices read and write as much as they take.
+    if each.kind in _SLICING and read:
+      taken = results[0].size
+      return _main_bytes(results[0]) + (taken if read[0][0].is_main else 0)
+    if each.kind == "dynamic-update-slice":
+      update = read[1][0]
+      return _main_bytes(update) + (update.size if results[0].is_main else 0)
+    if each.kind == "scatter":
+      return 3 * _main_bytes(read[-1][0])
+    return sum(map(_main_bytes, results + [a for part in read for a in part]))
 
-  def _add_collective(self, each: Instruction, times: int) -> None:
+  def _fused_bytes(
+    self,
+    each: Instruction,
+    results: list[Array],
+    read: list[list[Array]],
+  ) -> int:
+    """Returns the bytes that a fusion reads and writes, slices as slices."""
+    scope = self.computations[each.attribute(_CALLED)]
+    root = next(part for part in scope.values() if part.is_root)
+    roots = [root]
+    if root.kind == "tuple":
+      roots = [scope[name] for name in root.operands]
+    total = 0
+    for result, part in zip(results, roots, strict=False):
+      if result.is_main:
+        total += self._written(part, scope, result)
+    for place, sources in enumerate(read):
+      if not sources or not sources[0].is_main:
+        continue
+      whole = sum(map(_main_bytes, sources))
+      entries = self._read_entries(scope, _parameter(scope, place))
+      taken = whole if entries is None else entries * sources[0].bits // 8
+      total += min(whole, taken)
+    return total
+
+  def _written(
+    self, part: Instruction, scope: Mapping[str, Instruction], result: Array
+  ) -> int:
+    """Returns the bytes that a result takes, or the slice that it updates."""
+    while part.kind in _PASSING and part.operands[0] in scope:
+      part = scope[part.operands[0]]
+    if part.kind == "dynamic-update-slice":
+      (update,) = arrays(scope[part.operands[1]].shape)
+      return min(result.size, _entries(update) * result.bits // 8)
+    return result.size
+
+  def _read_entries(
+    self, scope: Mapping[str, Instruction], name: str
+  ) -> int | None:
+    """Returns the entries of an array that a fusion reads; None for all."""
+    total = 0
+    for user in scope.values():
+      if name not in user.operands:
+        continue
+      if user.kind in _SLICING and user.operands[0] == name:
+        total += sum(map(_entries, arrays(user.shape)))
+        continue
+      if user.kind == "dynamic-update-slice" and user.operands[0] == name:
+        continue  # Updated in place.
+      inner: int | None = None
+      if user.kind in _PASSING and not user.is_root:
+        inner = self._read_entries(scope, user.name)
+      elif user.kind == "fusion":
+        called = self.computations[user.attribute(_CALLED)]
+        place = user.operands.index(name)
+        inner = self._read_entries(called, _parameter(called, place))
+      if inner is None:
+        return None
+      total += inner
+    return total
+
+  def _add_collectives(self, each: Instruction, times: int) -> None:
+    """Adds a collective, or the collectives in a fusion."""
     kind = each.kind.removesuffix("-start")
-    if kind not in COLLECTIVES:
-      return
-    groups = _groups(each)
-    group = max(map(len, groups), default=1)
+    if called := each.attribute(_CALLED):
+      inner = self.computations.get(called, {})
+      kinds = {part.kind for part in inner.values()}
+      # A TPU writes a reduce-scatter as a slice of an all-reduce.
+      if {"all-reduce", "dynamic-slice"} <= kinds:
+        part = next(p for p in inner.values() if p.kind == "all-reduce")
+        self._add("reduce-scatter", part, arrays(each.shape), times)
+        return
+      for part in inner.values():
+        self._add_collectives(part, times)
+    elif kind in COLLECTIVES:
+      results = arrays(each.shape)
+      # Asynchronous collectives also return their operands, except all-reduce.
+      if each.kind.endswith("-start") and kind != "all-reduce":
+        count = len(results) // 2
+        flags = 2 * (kind == "collective-permute" and len(results) > 2)
+        results = results[(len(results) - flags) // 2 : len(results) - flags]
+        results = results or arrays(each.shape)[count:]
+      self._add(kind, each, results, times)
+
+  def _add(
+    self, kind: str, each: Instruction, results: list[Array], times: int
+  ) -> None:
+    groups = _groups(each) or [[*self.slices]]
+    group = max(map(len, groups))
     crosses = any(
       len({self.slices.get(device, 0) for device in devices}) > 1
       for devices in groups
     )
     key = (kind, group, crosses)
     self.collectives[key] += times
-    self.sent[key] += times * array_bytes(each.shape)
+    sent = sum(_entries(a) * a.bits // 8 for a in results)
+    self.sent[key] += times * sent
 
 
 def _dimensions(shape: str) -> list[int]:
@@ -332,24 +513,20 @@ def _option(window: str, name: str, place: int, default: str) -> str:
   return match[1].split("x")[place].partition("_")[0]
 
 
-def _read_bytes(shape: str, place: int, inner: Sequence[Instruction]) -> int:
-  """Returns the bytes of an operand that a fusion reads: all, or slices."""
-  whole = array_bytes(shape, main_memory=True)
-  parameter = next(
-    (
-      part.name
-      for part in inner
-      if part.kind == "parameter" and part.rest.startswith(f"{place})")
-    ),
-    None,
+def _parameter(scope: Mapping[str, Instruction], place: int) -> str:
+  """Returns the name of a parameter of a fusion."""
+  return next(
+    each.name
+    for each in scope.values()
+    if each.kind == "parameter" and each.rest.startswith(f"{place})")
   )
-  users = [part for part in inner if parameter in part.operands]
-  slicing = ("dynamic-slice", "dynamic-update-slice")
-  if not whole or not users or any(u.kind not in slicing for u in users):
-    return whole
-  return sum(
-    array_bytes(user.shape) for user in users if user.kind == "dynamic-slice"
-  )
+
+
+def _integer(each: Instruction) -> int | None:
+  """Returns the value of an integer constant; None for anything else."""
+  value = each.rest.partition(")")[0]
+  is_integer = each.kind == "constant" and re.match(r"[su]\d+\[\]", each.shape)
+  return int(value) if is_integer and re.fullmatch(r"-?\d+", value) else None
 
 
 def _groups(each: Instruction) -> list[list[int]]:
@@ -361,6 +538,8 @@ def _groups(each: Instruction) -> list[list[int]]:
   # Axes of a mesh: mesh['a'=4,'b'=2] {'a'}.
   if axes := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", each.rest):
     mesh = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
+    if ":(" in axes[2] or " device_ids=(" in each.rest:
+      raise NotImplementedError(f"Groups of a part of an axis: {axes[0]}.")
     over = re.findall(r"'(\w+)'", axes[2])
     kept = [name for name in mesh if name not in over]
     places = {name: k for k, name in enumerate(mesh)}
@@ -407,7 +586,9 @@ def count(program: Any, devices: Sequence[Any] = ()) -> Counts:
     The counts of one device.
   """
   text = program if isinstance(program, str) else program.as_text()
-  slices = {k: getattr(d, "slice_index", 0) for k, d in enumerate(devices)}
+  number = re.search(r"num_partitions=(\d+)", text)
+  slices = dict.fromkeys(range(int(number[1]) if number else 1), 0)
+  slices |= {k: getattr(d, "slice_index", 0) for k, d in enumerate(devices)}
   reader = _Reader(text, slices)
   reader.visit(reader.entry, 1)
   collectives = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -39,21 +40,17 @@ class Chip:
     bandwidth: bandwidth of the memory, in GB/s.
     clock: clock of the cores in GHz, by which the compiler's cycles become
       seconds.
-    per_chip: number of devices that a topology lists for each chip, of which a
-      mesh takes one.
   """
 
   gib: float
   tflops: float
   bandwidth: float
   clock: float
-  per_chip: int = 1
 
 
-# Source: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e. The two
-# cores of a v4 chip work as one device ("megacore").
+# Source: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e.
 CHIPS = {
-  "v4": Chip(32, 275, 1_228, 1.05, per_chip=2),
+  "v4": Chip(32, 275, 1_228, 1.05),
   "v5e": Chip(16, 197, 819, 1.5),
   "v5p": Chip(95, 459, 2_765, 1.75),
   "v6e": Chip(32, 918, 1_640, 1.75),
@@ -113,14 +110,21 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
   # v4 and v5p have three axes.
   axes = (*shape, 1) if kind in ("v4", "v5p") and len(shape) == 2 else shape
   written = f"{kind}:{'x'.join(map(str, axes))}"
+  options: dict[str, Any] = {}
+  # The two cores of a v4 chip work as one device.
+  if kind == "v4":
+    options["chip_config_name"] = "megacore"
+  # A host has several chips, unless the slice is a single one.
+  if math.prod(axes) == 1:
+    options["chips_per_host_bounds"] = [1, 1, 1]
   try:
     with _quiet():
       topology = topologies.get_topology_desc(
-        written, platform="tpu", num_slices=slices
+        written, platform="tpu", num_slices=slices, **options
       )
   except Exception as error:  # The plugin raises errors of several kinds.
     raise UserError(
-      f"--device {name} is not a topology of the TPU compiler ({error}). Write "
-      "a shape such as v5e:4x4 or v5p:2x2x1."
+      f"The TPU compiler cannot describe --device {name}: {error}. Shapes that "
+      "exist are v5e:1x1, v5e:4x4 and v5p:2x2x1, for example."
     ) from error
-  return topology.devices[:: CHIPS[kind].per_chip]
+  return topology.devices

@@ -17,10 +17,12 @@ from jaxformers.training.trainer import Trainer
 
 NO_LIBTPU = importlib.util.find_spec("libtpu") is None
 SIZES = {"vocab_size": 18, "max_len": 64, "num_classes": 10}
+CHIP = topologies.CHIPS["v5e"]
 TINY = (
   "--config.model.d_model=16",
   "--config.model.num_layers=1",
   "--config.batch_size=8",
+  "--config.eval_batch_size=8",
 )
 # Two models of every family.
 MODELS = (
@@ -42,7 +44,7 @@ def load(model, *overrides):
   return RunConfig.from_dict(configs.load_with(spec, [*TINY, *overrides]))
 
 
-def make(model, *overrides, chip=topologies.CHIPS["v5e"], sizes=SIZES):
+def make(model, *overrides, chip=CHIP, sizes=SIZES):
   devices = topologies.describe_devices("v5e:2x2")
   return Ahead(load(model, *overrides), devices, chip, sizes)
 
@@ -110,14 +112,34 @@ def test_train_names_the_remedies_if_it_does_not_fit(
     ahead.train()
 
 
-def test_ahead_refuses_a_batch_that_does_not_split():
-  with pytest.raises(UserError, match="batch_size=6.*4 device"):
-    Ahead(
-      load("s5", "--config.batch_size=6"),
-      [object()] * 4,
-      topologies.CHIPS["v5e"],
-      SIZES,
-    )
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+def test_a_step_that_the_compiler_refuses_gets_a_message():
+  overrides = ("--config.batch_size=4194304", "--config.accumulate=1")
+  with pytest.raises(UserError, match=r"needs 1\d\d\.\d\d GiB in 1 part"):
+    make("lru", *overrides).train()
+
+
+@pytest.mark.parametrize(
+  ("overrides", "sizes", "message"),
+  [
+    (["--config.batch_size=6"], {}, "batch_size=6.*4 device"),
+    (["--config.accumulate=3"], {}, "batch_size=8.*3 part"),
+    (["--config.mesh=sequence:4"], {"max_len": 63}, "63 tokens.*'sequence'"),
+  ],
+)
+def test_ahead_refuses_what_a_run_refuses(overrides, sizes, message):
+  devices = jax.devices()[:4]
+  with pytest.raises(UserError, match=message):
+    Ahead(load("s5", *overrides), devices, CHIP, SIZES | sizes)
+
+
+def test_ahead_compiles_for_the_devices_of_this_process():
+  ahead = Ahead(load("s5"), jax.devices()[:2], CHIP, SIZES)
+  train, evaluation = ahead.train(), ahead.evaluation()
+  assert train.devices == evaluation.devices == 2
+  assert 0 < evaluation.tflop < train.tflop
+  assert train.compiler_ms == 0  # Only the compiler of TPUs has an estimate.
 
 
 @pytest.mark.parametrize(
@@ -146,6 +168,6 @@ def test_batch_shapes_are_those_of_a_run(smoke, tmp_path):
   trainer = Trainer(run)
   batch = trainer._loader.batch(trainer._longest(), (0, 0))
   shapes = batch_shapes(run.config, run.task.sizes(), run.config.batch_size)
-  assert {k: x.shape for k, x in shapes.items()} == {
-    k: x.shape for k, x in batch.items()
+  assert {k: (x.shape, x.dtype.kind) for k, x in shapes.items()} == {
+    k: (x.shape, x.dtype.kind) for k, x in batch.items()
   }

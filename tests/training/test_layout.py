@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxformers import orthogonal
+from jaxformers.foundations import platforms
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import compilers, layout
 from tests.training import examples
@@ -219,3 +220,12 @@ def test_process_share_refuses_rows_cut_between_processes(
 ):
   with pytest.raises(ValueError, match=r"'model': \d.*process \d"):
     shares(monkeypatch, processes, each, model)
+
+
+def test_traced_steps_see_the_device_of_the_mesh():
+  seen = []
+  for device in (jax.devices()[0], types.SimpleNamespace(platform="tpu")):
+    mesh = types.SimpleNamespace(size=1, devices=np.array([device]))
+    layout.Layout(mesh).traced(lambda: seen.append(platforms.backend()))()
+  assert seen == ["cpu", "tpu"]
+  assert platforms.backend() == "cpu"

@@ -1,7 +1,5 @@
 """Counts of compiled programs, against counts by hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -133,7 +131,9 @@ def test_data_mesh_sends_one_all_reduce_of_the_gradient():
   ],
 )
 def test_groups_of_a_collective_are_read_in_every_form(groups, expected):
-  line = programs.Instruction("x", "f32[4]", "all-reduce", f"%y), {groups}")
+  line = programs.Instruction(
+    False, "x", "f32[4]", "all-reduce", f"%y), {groups}"
+  )
   assert programs._groups(line) == expected
 
 
@@ -154,10 +154,186 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   assert (near.crosses_slices, far.crosses_slices) == (False, True)
 
 
-def test_array_bytes_leaves_out_memory_spaces_of_the_core():
-  bytes_of = functools.partial(programs.array_bytes, main_memory=True)
-  assert bytes_of("f32[8,16]{1,0:T(8,128)}") == 4 * 128
-  assert bytes_of("f32[8,16]{1,0:T(8,128)S(1)}") == 0
-  assert (
-    bytes_of("(bf16[4]{0}, pred[3]{0}, c64[2]{0}, s32[])") == 8 + 3 + 16 + 4
+def test_arrays_have_the_padding_of_tiles_and_their_memory():
+  sizes = [(a.size, a.is_main) for a in programs.arrays("f32[64,16]{1,0}")]
+  assert sizes == [(4096, True)]
+  (tiled,) = programs.arrays("f32[64,16]{1,0:T(8,128)}")
+  assert tiled.size == 4 * 64 * 128
+  (inside,) = programs.arrays("bf16[7,256,512]{2,1,0:T(8,128)(2,1)S(1)}")
+  assert (inside.size, inside.is_main) == (2 * 7 * 256 * 512, False)
+  text = "(f8e4m3fn[4]{0}, pred[3]{0}, c64[2]{0}, /*index=3*/s32[])"
+  assert [a.size for a in programs.arrays(text)] == [4, 3, 16, 4]
+
+
+LOOP = """
+%condition (s: (s32[], s32[])) -> pred[] {{
+  %s = (s32[], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %n = s32[] get-tuple-element(%s), index=1
+  %far = f32[] constant(1000)
+  %k = s32[] constant({limit})
+  {root}
+}}
+%fused (a: s32[], b: s32[]) -> pred[] {{
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %less = pred[] compare(%a, %b), direction=LT
+}}
+%body (s: (s32[], s32[])) -> (s32[], s32[]) {{
+  ROOT %s = (s32[], s32[]) parameter(0)
+}}
+ENTRY %main (n: s32[]) -> s32[] {{
+  %n = s32[] parameter(0)
+  %start = s32[] constant({start})
+  %state = (s32[], s32[]) tuple(%start, %n)
+  %loop = (s32[], s32[]) while(%state), condition=%condition, body=%body
+  ROOT %end = s32[] get-tuple-element(%loop), index=0
+}}
+"""
+
+
+@pytest.mark.parametrize(
+  ("start", "limit", "root", "trips"),
+  [
+    (0, 7, "compare(%i, %k), direction=LT", 7),
+    (2, 7, "compare(%i, %k), direction=LT", 5),
+    (0, 6, "compare(%i, %k), direction=LE", 7),
+    (9, 0, "compare(%i, %k), direction=GT", 9),
+    (2, 7, "compare(%k, %i), direction=GT", 5),
+    (0, 7, "fusion(%i, %k), kind=kLoop, calls=%fused", 7),
+    (0, 7, "compare(%i, %n), direction=LT", 0),
+  ],
+)
+def test_trips_of_a_loop_follow_from_its_condition(start, limit, root, trips):
+  root = f"ROOT %go = pred[] {root}"
+  text = LOOP.format(start=start, limit=limit, root=root)
+  assert programs.count(text).loops == (trips,)
+
+
+def entry(*lines, before=""):
+  """Returns a program whose entry has some lines, and reads x [64, 256]."""
+  body = "\n".join(f"  {line}" for line in lines)
+  return f"""{before}
+ENTRY %main (x: f32[64,256]) -> f32[1] {{
+  %x = f32[64,256]{{1,0}} parameter(0)
+  %i = s32[] constant(0)
+{body}
+}}
+"""
+
+
+ROW, ALL = 4 * 256, 4 * 64 * 256
+
+
+@pytest.mark.parametrize(
+  ("lines", "expected"),
+  [
+    (["%y = f32[64,256]{1,0} negate(%x)"], 2 * ALL),
+    (["%y = f32[64,256]{1,0:S(1)} negate(%x)"], ALL),
+    (["%y = f32[1,256]{1,0} dynamic-slice(%x, %i, %i)"], 2 * ROW),
+    (
+      [
+        "%u = f32[1,256]{1,0:S(1)} broadcast(%i)",
+        "%y = f32[64,256]{1,0} dynamic-update-slice(%x, %u, %i, %i)",
+      ],
+      ROW + 4,  # The row, and the scalar of the broadcast.
+    ),
+    (
+      [
+        "%s = (f32[64,256]{1,0:S(1)}, f32[64,256]{1,0}, u32[]) copy-start(%x)",
+        "%y = f32[64,256]{1,0:S(1)} copy-done(%s)",
+      ],
+      ALL,
+    ),
+    (
+      ['%y = f32[9]{0} custom-call(), custom_call_target="AllocateBuffer"'],
+      0,
+    ),
+  ],
+)
+def test_bytes_of_an_instruction_are_those_of_the_main_memory(lines, expected):
+  assert programs.count(entry(*lines)).bytes == expected
+
+
+SLICED = """
+%inner (p: f32[64,256], k: s32[]) -> f32[1,256] {
+  %p = f32[64,256]{1,0} parameter(0)
+  %k = s32[] parameter(1)
+  ROOT %row = f32[1,256]{1,0} dynamic-slice(%p, %k, %k)
+}
+%outer (a: f32[64,256], b: s32[]) -> f32[1,256] {
+  %a = f32[64,256]{1,0} parameter(0)
+  %b = s32[] parameter(1)
+  %same = f32[64,256]{1,0} bitcast(%a)
+  %taken = f32[1,256]{1,0} fusion(%same, %b), kind=kLoop, calls=%inner
+  ROOT %y = f32[1,256]{1,0} negate(%taken)
+}
+%update (a: bf16[64,256], v: f32[1,256], b: s32[]) -> bf16[64,256] {
+  %a = bf16[64,256]{1,0} parameter(0)
+  %v = f32[1,256]{1,0} parameter(1)
+  %b = s32[] parameter(2)
+  %short = bf16[1,256]{1,0} convert(%v)
+  ROOT %u = bf16[64,256]{1,0} dynamic-update-slice(%a, %short, %b, %b)
+}
+"""
+
+
+def test_bytes_of_a_fusion_that_slices_are_those_of_the_slice():
+  call = "fusion(%x, %i), kind=kLoop, calls=%outer"
+  text = entry(f"%y = f32[1,256]{{1,0}} {call}", before=SLICED)
+  assert programs.count(text).bytes == 2 * ROW + 4
+
+
+def test_bytes_of_a_fusion_that_updates_in_place_are_those_of_the_row():
+  text = entry(
+    "%h = bf16[64,256]{1,0:S(1)} convert(%i)",
+    "%v = f32[1,256]{1,0:S(1)} convert(%i)",
+    "%y = bf16[64,256]{1,0} fusion(%h, %v, %i), kind=kLoop, calls=%update",
+    before=SLICED,
   )
+  assert programs.count(text).bytes == ROW // 2 + 4 + 2 * 4
+
+
+@pytest.mark.parametrize(
+  ("shape", "kind", "expected"),
+  [
+    ("f32[64,256]{1,0}", "all-gather", ALL),
+    ("(f32[16,256]{1,0}, f32[64,256]{1,0})", "all-gather-start", ALL),
+    ("f32[64,256]{1,0}", "all-reduce-start", ALL),
+    (
+      "(f32[64,256]{1,0}, f32[64,256]{1,0}, u32[], u32[])",
+      "collective-permute-start",
+      ALL,
+    ),
+  ],
+)
+def test_collectives_count_their_result_once(shape, kind, expected):
+  done = kind.replace("-start", "-done")
+  lines = [f"%s = {shape} {kind}(%x), replica_groups={{{{0,1,2,3}}}}"]
+  if done != kind:
+    lines.append(f"%y = f32[64,256]{{1,0}} {done}(%s)")
+  (sent,) = programs.count(entry(*lines)).collectives
+  assert (sent.count, sent.bytes) == (1, expected)
+  assert sent.kind == kind.removesuffix("-start")
+
+
+def test_a_sliced_all_reduce_in_a_fusion_is_a_reduce_scatter():
+  before = """
+%scatter (p: f32[64,256]) -> f32[16,256] {
+  %p = f32[64,256]{1,0} parameter(0)
+  %all = f32[64,256]{1,0} all-reduce(%p), replica_groups={{0,1,2,3}}
+  %k = s32[] constant(0)
+  ROOT %part = f32[16,256]{1,0} dynamic-slice(%all, %k, %k)
+}
+"""
+  line = "%y = f32[16,256]{1,0} fusion(%x), kind=kCustom, calls=%scatter"
+  (sent,) = programs.count(entry(line, before=before)).collectives
+  assert (sent.kind, sent.group, sent.bytes) == ("reduce-scatter", 4, ALL // 4)
+
+
+def test_empty_groups_are_all_devices():
+  text = "HloModule m, num_partitions=8\n" + entry(
+    "%y = f32[64,256]{1,0} all-reduce(%x), replica_groups={}"
+  )
+  (sent,) = programs.count(text).collectives
+  assert sent.group == 8

@@ -36,11 +36,19 @@ def test_describe_devices_without_libtpu_names_the_remedy(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "slices", "count"),
-  [("v5e:2x2", 1, 4), ("v5e:4x4", 2, 32), ("v5p:2x2", 1, 4), ("v4:2x2", 1, 4)],
+  [
+    ("v5e:1x1", 1, 1),
+    ("v5e:2x2", 1, 4),
+    ("v5e:4x4", 2, 32),
+    ("v5p:2x2", 1, 4),
+    ("v4:2x2", 1, 4),
+  ],
 )
 def test_describe_devices_lists_one_device_for_each_chip(name, slices, count):
   devices = topologies.describe_devices(name, slices)
   assert len(devices) == count
+  cores = 1 if name.startswith("v5e") else 2
+  assert {device.num_cores for device in devices} == {cores}
   assert {device.platform for device in devices} == {"tpu"}
 
 
