@@ -28,58 +28,43 @@ from jaxformers.foundations.tables import markdown_table
 from jaxformers.training import topologies
 from jaxformers.training.ahead import Ahead, Report
 
+# Columns of the table of steps, each with the format of a `Report`.
+COLUMNS = {
+  "step": "{0.step}",
+  "parts": "{0.parts}",
+  "GiB, arguments": "{0.arguments:.3f}",
+  "GiB, temporary": "{0.temporaries:.3f}",
+  "GiB, total": "{0.total:.3f}",
+  "GiB, device": "{0.available:g}",
+  "TFLOP": "{0.tflop:.3f}",
+  "GB": "{0.gigabytes:.2f}",
+  "compiler ms": "{0.compiler_ms:.2f}",
+  "compute ms": "{0.compute_ms:.2f}",
+  "memory ms": "{0.memory_ms:.2f}",
+  "binds": "{0.binds}",
+  "s to compile": "{0.seconds:.0f}",
+}
+SENT = ("step", "collective", "devices", "crosses slices", "count", "MB")
+
 
 def table(reports: Sequence[Report]) -> str:
   """Returns the tables of steps and of their communication, in Markdown."""
-  head = (
-    "step",
-    "parts",
-    "GiB, arguments",
-    "GiB, temporary",
-    "GiB, total",
-    "GiB, device",
-    "TFLOP",
-    "GB",
-    "compiler ms",
-    "compute ms",
-    "memory ms",
-    "binds",
-    "s to compile",
-  )
-  rows = [
-    (
-      r.step,
-      str(r.parts),
-      f"{r.arguments:.3f}",
-      f"{r.temporaries:.3f}",
-      f"{r.total:.3f}",
-      f"{r.available:g}",
-      f"{r.tflop:.3f}",
-      f"{r.gigabytes:.2f}",
-      f"{r.compiler_ms:.2f}",
-      f"{r.compute_ms:.2f}",
-      f"{r.memory_ms:.2f}",
-      r.binds,
-      f"{r.seconds:.0f}",
-    )
-    for r in reports
-  ]
+  rows = [[form.format(r) for form in COLUMNS.values()] for r in reports]
+  tables = [markdown_table(tuple(COLUMNS), rows)]
   sent = [
     (
-      r.step,
+      report.step,
       each.kind,
       str(each.group),
       "yes" if each.crosses_slices else "no",
       str(each.count),
       f"{each.bytes / 1e6:,.1f}",
     )
-    for r in reports
-    for each in r.collectives
+    for report in reports
+    for each in report.collectives
   ]
-  titles = ("step", "collective", "devices", "crosses slices", "count", "MB")
-  tables = [markdown_table(head, rows)]
   if sent:
-    tables.append(markdown_table(titles, sent))
+    tables.append(markdown_table(SENT, sent))
   return "\n\n".join(tables)
 
 

@@ -33,7 +33,7 @@ _PLAIN = ("classification", "language_model")
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What the compiler plans for one step, on each device.
+  """Plan of the compiler for one step, on each device.
 
   Attributes:
     step: "train" or "evaluation".
@@ -84,7 +84,7 @@ def batch_shapes(
     rows: number of examples.
 
   Raises:
-    UserError: for an objective whose batches have arrays of their own.
+    UserError: for an objective whose batches have other arrays.
   """
   objective = sizes.get("objective", "classification")
   if objective not in _PLAIN:
@@ -95,7 +95,7 @@ def batch_shapes(
   inputs: tuple[int, ...] = (rows, *sizes.get("image", ()))
   dtype = jnp.uint8
   if not sizes.get("image"):
-    # Tokens are ids or numbers; several sequences have an axis of their own.
+    # Tokens are ids or numbers; several sequences add an axis.
     dtype = jnp.int32 if sizes["vocab_size"] else jnp.float32
     number = sizes.get("num_inputs", 1)
     inputs = (rows, *(number,) * (number > 1), sizes["max_len"])
@@ -119,6 +119,19 @@ def open_batch(
   batch = Loader(split, lengths).batch(np.zeros(rows, int), (0, 0))
   shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in batch.items()}
   return sizes, shapes
+
+
+def _compile(lowered: Any) -> Any:
+  """Compiles a step; MemoryError names the memory of one that is refused."""
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    needs = re.search(r"\(([\d.]+)G\)|Used ([\d.]+)G", str(error))
+    size = next(filter(None, needs.groups()), "") if needs else ""
+    text = f"{float(size):.2f} GiB" if size else "more memory"
+    raise MemoryError(text) from error
 
 
 class Ahead:
@@ -268,16 +281,7 @@ class Ahead:
     layout, chip = self.layout, self.chip
     batch = placed_shapes(batch, layout.batch_sharding(batch))
     began = time.perf_counter()
-    lowered = compiled.lower(first, batch)  # type: ignore[attr-defined]
-    try:
-      program = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-      if "RESOURCE_EXHAUSTED" not in str(error):
-        raise
-      needs = re.search(r"\(([\d.]+)G\)|Used ([\d.]+)G", str(error))
-      size = next(filter(None, needs.groups()), "") if needs else ""
-      text = f"{float(size):.2f} GiB" if size else "more memory"
-      raise MemoryError(text) from error
+    program = _compile(compiled.lower(first, batch))  # type: ignore[attr-defined]
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()

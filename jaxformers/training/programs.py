@@ -28,8 +28,8 @@ COLLECTIVES = (
   "all-to-all",
   "collective-permute",
 )
-# Instructions that move no data of their own; the first half of an asynchronous
-# pair is counted, and the second half, `-done`, is not.
+# Instructions that move no data. Of an asynchronous pair, the first half is
+# counted, and the second half, `-done`, is not.
 _FREE = {
   "parameter",
   "constant",
@@ -147,7 +147,7 @@ class Array:
 
 def arrays(shape: str) -> list[Array]:
   """Returns the arrays in a type such as "(f32[8,16]{1,0}, bf16[4])"."""
-  found = []
+  types = []
   for dtype, listed, layout in _ARRAY.findall(shape):
     dims = tuple(int(n) for n in listed.split(",") if n)
     digits = re.match(r"[a-z]+?(\d+)", dtype)
@@ -161,8 +161,8 @@ def arrays(shape: str) -> list[Array]:
       for axis, length in zip(minor, reversed(lengths), strict=False):
         padded[axis] = -(-padded[axis] // length) * length
     size = math.prod(padded) * bits // 8
-    found.append(Array(dims, bits, size, not re.search(r"S\([1-9]", tiling)))
-  return found
+    types.append(Array(dims, bits, size, not re.search(r"S\([1-9]", tiling)))
+  return types
 
 
 def _main_bytes(each: Array) -> int:
@@ -378,10 +378,10 @@ class _Reader:
     for place, sources in enumerate(read):
       if not sources or not sources[0].is_main:
         continue
-      whole = sum(map(_main_bytes, sources))
+      size = sum(map(_main_bytes, sources))
       entries = self._read_entries(scope, _parameter(scope, place))
-      taken = whole if entries is None else entries * sources[0].bits // 8
-      total += min(whole, taken)
+      taken = size if entries is None else entries * sources[0].bits // 8
+      total += min(size, taken)
     return total
 
   def _written(
