@@ -31,6 +31,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("spec", slow_except(("lm/text.py",), sorted(GOLDEN)))
+@pytest.mark.slow
 def test_language_configs_have_the_published_parameters(spec):
   config = c.plain(c.load(f"configs/{spec}"))
   sizes = {"max_len": 256, "num_classes": 0} | SIZES[spec.partition(".py")[0]]

@@ -287,6 +287,7 @@ def test_causal_mixer_does_not_see_later_tokens(name, strict):
 
 
 @pytest.mark.parametrize("name", slow_except(("performer",), DRAWING))
+@pytest.mark.slow
 def test_random_features_are_seeded_sown_and_replaceable(name):
   options = {"train_projection": False} if name == "linformer" else {}
   options |= {"kind": "fixed_random"} if name == "synthesizer" else {}

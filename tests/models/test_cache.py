@@ -103,6 +103,7 @@ def test_cached_steps_equal_whole_sequences(name, options):
 @pytest.mark.parametrize(
   "name", slow_except(("s5",), ["lru", "mamba", "rglru", "s4d", "s5"])
 )
+@pytest.mark.slow
 def test_recurrent_cache_does_not_grow(name):
   model = build(name, positions="none")
   params = start(model)

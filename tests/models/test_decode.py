@@ -126,6 +126,7 @@ def test_generate_of_a_certified_mixer_stops_at_max_len():
     models.generate(model, {}, PROMPT, 8, temperature=0)
 
 
+@pytest.mark.slow
 def test_generate_refuses_a_classifier():
   sizes = dict(vocab_size=9, max_len=8, num_classes=2, d_model=8)
   model = models.build("s5", num_layers=1, **sizes)

@@ -79,6 +79,7 @@ FEW = {"rank": 2, "num_landmarks": 2, "num_buckets": 2}
   "name",
   slow_except(("isometric", "s5", "transformer"), sorted(models.MODELS)),
 )
+@pytest.mark.slow
 def test_encoder_of_every_model_reads_images(name):
   known = getattr(MIXERS.data.get(models.MODELS[name].mixer), "options", ())
   # A causal mixer reads nothing after a token in front.

@@ -151,6 +151,7 @@ def test_classifier_head_combines_pairs_by_interaction(name, strict):
     (("mean", "relu", "nli", 1, (4, 1)), "interaction='nli'.*pairs"),
   ],
 )
+@pytest.mark.slow
 def test_heads_check_refuses_wrong_options(options, message):
   with pytest.raises(ValueError, match=message):
     heads.check(*options)

@@ -100,6 +100,7 @@ def test_language_model_stores_tied_tables_once():
   assert models.size(one) - models.size(tied) == 2 * 8 + 2
 
 
+@pytest.mark.slow
 def test_build_refuses_language_models_without_causal_form():
   with pytest.raises(ValueError, match="'linformer'.*performer"):
     build("linformer")

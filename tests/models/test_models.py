@@ -181,6 +181,7 @@ def test_model_gradient_reaches_parameters_of_every_map(mapping):
   assert all(np.any(leaf) for leaf in skews)
 
 
+@pytest.mark.slow
 def test_model_gradients_are_finite_at_the_rezero_start(name):
   model, _, ids = make(name)
   params = init(model, ids)
@@ -324,6 +325,7 @@ def test_model_reads_the_inputs_of_a_pair_apart(name, strict):
   chex.assert_trees_all_close(run(params, pairs), run(params, other), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_model_with_class_token_is_finite_for_empty_sequences(name, strict):
   model = models.build(name, pool="cls", **SIZES)
   ids = jnp.array([[3, 4, 0, 0], [0, 0, 0, 0]])

@@ -105,6 +105,7 @@ def test_on_one_gpu_compares_the_compute_capability(monkeypatch):
     assert parallel.on_one_gpu(8.0) == want
 
 
+@pytest.mark.slow
 def test_portable_disables_device_specific_forms():
   assert parallel.on_one_cpu()
   with parallel.portable():

@@ -21,6 +21,7 @@ def test_masked_max_and_masked_mean_by_hand():
 
 
 @pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
+@pytest.mark.slow
 def test_masked_max_gradient_goes_to_the_first_maximum(n):
   x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
   mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])

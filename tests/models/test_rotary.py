@@ -3,6 +3,7 @@
 import chex
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxformers.models import rotary
 
@@ -18,6 +19,7 @@ def test_rotate_is_a_complex_product():
   np.testing.assert_allclose(found, want, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_rotate_keeps_scores_of_equal_distances():
   q, k = np.random.default_rng(1).normal(size=(2, 1, 1, 6, 4))
   places = jnp.arange(6)[None]

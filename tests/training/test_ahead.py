@@ -134,6 +134,7 @@ def test_ahead_refuses_what_a_run_refuses(overrides, sizes, message):
     Ahead(load("s5", *overrides), devices, CHIP, SIZES | sizes)
 
 
+@pytest.mark.slow
 def test_ahead_compiles_for_the_devices_of_this_process():
   ahead = Ahead(load("s5"), jax.devices()[:2], CHIP, SIZES)
   train, evaluation = ahead.train(), ahead.evaluation()

@@ -271,6 +271,7 @@ def test_run_resumes_on_another_mesh(smoke, tmp_path, monkeypatch, undisturbed):
   assert undisturbed[0]["loss"] == pytest.approx(b["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_run_stops_at_the_first_nonfinite_loss_and_names_its_step(
   smoke, tmp_path, monkeypatch
 ):
@@ -294,6 +295,7 @@ def test_run_stops_at_the_first_nonfinite_loss_and_names_its_step(
 
 
 @pytest.mark.parametrize("select", ["accuracy", "loss"])
+@pytest.mark.slow
 def test_run_never_saves_nonfinite_parameters(
   smoke, tmp_path, monkeypatch, select
 ):
@@ -350,6 +352,7 @@ def test_run_selects_by_loss(smoke, tmp_path):
   assert results["selection_score"] == -min(losses.values())
 
 
+@pytest.mark.slow
 def test_run_refuses_a_checkpoint_of_another_shape(smoke, tmp_path):
   loop.run(smoke(), tmp_path)
   (tmp_path / "results.json").unlink()
@@ -367,6 +370,7 @@ def test_run_profile_writes_a_trace(smoke, tmp_path):
     loop.run(smoke(), tmp_path / "short", profile=True)
 
 
+@pytest.mark.slow
 def test_run_depends_on_the_seed(smoke, tmp_path, undisturbed):
   b = loop.run(smoke(seed=1), tmp_path)
   assert undisturbed[0]["loss"] != b["loss"]

@@ -158,6 +158,7 @@ def test_sentences_contrastive_loss_by_hand():
 
 
 @pytest.mark.parametrize("name", ["spans", "sentences"])
+@pytest.mark.slow
 def test_losses_without_classes_refuse_label_smoothing(name):
   with pytest.raises(ValueError, match="label_smoothing=0.1"):
     losses.LOSSES[name].sums(jnp.ones((2, 2, 2)), {}, jnp.zeros(2), 0.1)

@@ -446,6 +446,7 @@ def test_normalise_refuses_statistics_of_other_channels():
     tasks.normalise(texts, (0.5,))
 
 
+@pytest.mark.slow
 def test_begin_with_refuses_weights_of_another_tokenizer(tmp_path):
   pieces = {piece: k for k, piece in enumerate(vocabularies.SPECIAL)}
   task = types.SimpleNamespace(

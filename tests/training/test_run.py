@@ -10,6 +10,7 @@ from jaxformers.training import compilers, loop, resume, run
 from jaxformers.training.run import open_run, open_trained_run
 
 
+@pytest.mark.slow
 def test_results_record_the_run(smoke, tmp_path):
   results = loop.run(smoke(), tmp_path)
   assert results == workdirs.read_results(tmp_path)

@@ -183,6 +183,7 @@ def test_train_step_ignores_examples_of_weight_zero():
   chex.assert_trees_all_close(sums_a, sums_b, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_train_step_does_not_recompile():
   _, start, batch, step = setup()
   chex.clear_trace_counter()
@@ -206,6 +207,7 @@ def test_train_step_dropout_is_a_function_of_seed_and_step():
   assert other(start, batch)[1]["loss"] != a[1]["loss"]
 
 
+@pytest.mark.slow
 def test_eval_step_accepts_ready_rotations():
   model, start, batch, _ = setup()
   rotations = orthogonal.rotations(start.params, "cayley")
@@ -218,6 +220,7 @@ def test_eval_step_accepts_ready_rotations():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_train_step_keeps_matrices_orthogonal(dtype):
   _, start, batch, step = setup(dtype=dtype)
   for _ in range(30):

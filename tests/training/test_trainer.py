@@ -146,6 +146,7 @@ def test_run_that_does_not_fit_stops_before_its_first_step(
 
 
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.slow
 def test_plan_uses_the_longest_batch(smoke, tmp_path):
   run = trainer_of(smoke(buckets=4), tmp_path)
   run.plan()

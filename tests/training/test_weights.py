@@ -18,6 +18,7 @@ def folder(smoke, tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_read_weights_needs_no_data_and_no_model(folder, monkeypatch):
   opened = run.open_trained_run(folder)
   with Checkpoints(folder, opened.task.description(), opened.config) as saved:

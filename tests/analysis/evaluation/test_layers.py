@@ -89,6 +89,7 @@ def test_measure_layers_entropy_is_that_of_scipy_for_every_sample(axis):
     ("transject",), sorted(models.MODELS), ("mega", "s5", "transject")
   ),
 )
+@pytest.mark.slow
 def test_measure_layers_traces_every_model(name):
   """Traced, not run: tokens of every layer; experts, heads or neither."""
   mixer = small_sizes(models.MODELS[name].mixer)
@@ -178,6 +179,7 @@ def test_distances_of_chosen_pairs_match_scipy():
     layers.distances(*tokens(model, params, IDS[1]), [(0, 7)])
 
 
+@pytest.mark.slow
 def test_isomap_of_a_plane_keeps_distances():
   """Turned: distances along it are kept, from layer to layer."""
   pytest.importorskip("sklearn")

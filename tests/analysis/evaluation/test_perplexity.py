@@ -85,6 +85,7 @@ def test_perplexity_command_prints_a_line_for_each_stride(
     perplexity_command.main([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_perplexity_command_refuses_strides_that_are_no_integers(tmp_path):
   with pytest.raises(SystemExit, match="--strides=1,a: give integers"):
     perplexity_command.main([str(tmp_path), "--strides=1,a"])

@@ -172,6 +172,7 @@ def test_segmentation_command_prints_mean_iou(
     segmentation_command.main([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_segmentation_command_refuses_scales_that_are_no_numbers(tmp_path):
   with pytest.raises(SystemExit, match="--scales=1,big: give numbers"):
     segmentation_command.main([str(tmp_path), "--scales=1,big"])

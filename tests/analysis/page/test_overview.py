@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from jaxformers.analysis.page import overview
 from jaxformers.analysis.tables.runs import RunRecord, group_by_recipe
 from jaxformers.foundations import workdirs
@@ -45,6 +47,7 @@ def test_sizes_figure_draws_scores_against_varied_sizes():
   assert overview.depth_against_width(group_by_recipe(runs)) is None
 
 
+@pytest.mark.slow
 def test_speeds_are_medians_of_logged_steps(tmp_path):
   runs = []
   for seed, rates in enumerate(((1.0, 9.0), (5.0,))):

@@ -80,6 +80,7 @@ def test_style_sheet_lets_tables_scroll():
   assert "max-width: 100%" in rule
 
 
+@pytest.mark.slow
 def test_tables_html_makes_a_line_below_a_table_a_paragraph():
   table = "| a |\n| --- |\n| 1 |"
   first, second = pages._tables_html(f"{table}\n\nRows of x differ in steps.")

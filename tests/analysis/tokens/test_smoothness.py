@@ -272,6 +272,7 @@ def test_head_redundancy_is_the_mean_similarity_of_maps():
   np.testing.assert_allclose(s.head_redundancy(w, w[::-1]), want, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_attention_weights_of_padding_are_zero():
   q, k = normal(0, 2, 5, 4), normal(1, 2, 5, 4)
   mask = jnp.arange(5)[None] < jnp.array([[5], [3]])

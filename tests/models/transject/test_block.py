@@ -19,6 +19,7 @@ SMALL = {"num_experts": 2}
 @pytest.mark.parametrize(
   ("num_experts", "paper"), [(1, 6_616_844), (8, 28_679_948)]
 )
+@pytest.mark.slow
 def test_parameters_are_those_of_table_3a_divided_by_ten(num_experts, paper):
   """The authors' classes less the biases of U, V and eigenvectors and gate."""
   model = models.build(
