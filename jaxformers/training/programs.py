@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxformers.foundations.errors import UserError
+
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(
   r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|[^ ]+) ([\w\-]+)\((.*)$"
@@ -149,16 +151,15 @@ def arrays(shape: str) -> list[Array]:
   """Returns the arrays in a type such as "(f32[8,16]{1,0}, bf16[4])"."""
   types = []
   for dtype, listed, layout in _ARRAY.findall(shape):
-    dims = tuple(int(n) for n in listed.split(",") if n)
+    dims = tuple(_numbers(listed))
     digits = re.match(r"[a-z]+?(\d+)", dtype)
     bits = 8 if dtype == "pred" else int(digits[1]) if digits else 0
     order, _, tiling = layout.partition(":")
     padded = [*dims]
     # Tiles cover the minor axes, which the layout names first.
     if tile := re.search(r"T\(([\d,]+)\)", tiling):
-      minor = [int(k) for k in order.split(",") if k]
-      lengths = [int(n) for n in tile[1].split(",")]
-      for axis, length in zip(minor, reversed(lengths), strict=False):
+      lengths = reversed(_numbers(tile[1]))
+      for axis, length in zip(_numbers(order), lengths, strict=False):
         padded[axis] = -(-padded[axis] // length) * length
     size = math.prod(padded) * bits // 8
     types.append(Array(dims, bits, size, not re.search(r"S\([1-9]", tiling)))
@@ -173,10 +174,14 @@ def _entries(each: Array) -> int:
   return math.prod(each.dims)
 
 
-def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
+# Instructions of each computation, by their names.
+Program = dict[str, dict[str, Instruction]]
+
+
+def parse(text: str) -> tuple[str, Program]:
   """Returns the name of the entry, and the instructions of computations."""
   entry, current = "", {}
-  computations: dict[str, dict[str, Instruction]] = {}
+  computations: Program = {}
   for line in text.splitlines():
     if head := _COMPUTATION.match(line):
       current = computations.setdefault(head[2], {})
@@ -190,9 +195,8 @@ def parse(text: str) -> tuple[str, dict[str, dict[str, Instruction]]]:
 class _Reader:
   """Counts the instructions of a program, from its entry."""
 
-  def __init__(self, text: str, slices: Mapping[int, int]) -> None:
-    self.entry, self.computations = parse(text)
-    self.slices = slices
+  def __init__(self, computations: Program, slices: Mapping[int, int]) -> None:
+    self.computations, self.slices = computations, slices
     self.flops = self.bytes = self.cycles = 0
     self.loops: list[int] = []
     self.collectives: Counter[tuple[str, int, bool]] = Counter()
@@ -223,28 +227,19 @@ class _Reader:
     names = re.findall(r"_computation=%?([\w.\-]+)", each.rest)
     listed = each.attribute(r"branch_computations=\{([^}]*)\}")
     names += re.findall(r"[\w.\-]+", listed)
-    before = self._totals()
-    results = []
-    for name in names:
-      self._restore(before)
-      self.visit(name, times)
-      results.append(self._totals())
-    if results:
-      self._restore(max(results, key=lambda total: total[:3]))
+    branches = [_Reader(self.computations, self.slices) for _ in names]
+    for branch, name in zip(branches, names, strict=True):
+      branch.visit(name, times)
+    if branches:
+      self._add_work(max(branches, key=lambda b: (b.flops, b.bytes, b.cycles)))
 
-  def _totals(self) -> tuple[Any, ...]:
-    numbers = (self.flops, self.bytes, self.cycles)
-    return (
-      *numbers,
-      [*self.loops],
-      self.collectives.copy(),
-      self.sent.copy(),
-    )
-
-  def _restore(self, totals: tuple[Any, ...]) -> None:
-    self.flops, self.bytes, self.cycles, loops, collectives, sent = totals
-    self.loops = [*loops]
-    self.collectives, self.sent = collectives.copy(), sent.copy()
+  def _add_work(self, other: _Reader) -> None:
+    self.flops += other.flops
+    self.bytes += other.bytes
+    self.cycles += other.cycles
+    self.loops += other.loops
+    self.collectives.update(other.collectives)
+    self.sent.update(other.sent)
 
   def _trips(
     self, loop: Instruction, instructions: Mapping[str, Instruction]
@@ -253,8 +248,7 @@ class _Reader:
     if trips := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
       return int(trips)
     condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
-    root = next(each for each in condition.values() if each.is_root)
-    direction, sides = self._compared(root, condition)
+    direction, sides = self._compared(_root(condition), condition)
     # One side is a limit, and the other a counter in the state of the loop.
     values = [_integer(side) for side in sides]
     if direction in ("GT", "GE"):
@@ -282,8 +276,7 @@ class _Reader:
     if root.kind != "fusion":
       return "", []
     inner = self.computations[root.attribute(_CALLED)]
-    result = next(each for each in inner.values() if each.is_root)
-    direction, sides = self._compared(result, inner)
+    direction, sides = self._compared(_root(inner), inner)
     # Replace the parameters of the fusion by its operands.
     outer = [
       scope[root.operands[int(side.rest.partition(")")[0])]]
@@ -319,14 +312,14 @@ class _Reader:
       return sum(self._flops(part, inner) for part in inner.values())
     if each.kind not in ("dot", "convolution"):
       return 0
-    result = math.prod(_dimensions(each.shape))
+    (result,) = arrays(each.shape)
     left, right = (
-      _dimensions(instructions[name].shape) for name in each.operands[:2]
+      arrays(instructions[name].shape)[0].dims for name in each.operands[:2]
     )
-    if each.kind == "dot":
-      axes = each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-      return 2 * result * math.prod(left[int(k)] for k in axes.split(",") if k)
-    return 2 * _convolved(each, left, right)
+    if each.kind == "convolution":
+      return 2 * _convolved(each, left, right, result.dims)
+    axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
+    return 2 * _entries(result) * math.prod(left[k] for k in axes)
 
   def _bytes(
     self, each: Instruction, instructions: Mapping[str, Instruction]
@@ -367,7 +360,7 @@ class _Reader:
   ) -> int:
     """Returns the bytes that a fusion reads and writes, slices as slices."""
     scope = self.computations[each.attribute(_CALLED)]
-    root = next(part for part in scope.values() if part.is_root)
+    root = _root(scope)
     roots = [root]
     if root.kind == "tuple":
       roots = [scope[name] for name in root.operands]
@@ -435,12 +428,11 @@ class _Reader:
         self._add_collectives(part, times)
     elif kind in COLLECTIVES:
       results = arrays(each.shape)
-      # Asynchronous collectives also return their operands, except all-reduce.
+      # Asynchronous collectives, except all-reduce, return their operands,
+      # then the results, and maybe flags, which are scalars.
       if each.kind.endswith("-start") and kind != "all-reduce":
-        count = len(results) // 2
-        flags = 2 * (kind == "collective-permute" and len(results) > 2)
-        results = results[(len(results) - flags) // 2 : len(results) - flags]
-        results = results or arrays(each.shape)[count:]
+        moved = [a for a in results if a.dims]
+        results = moved[len(moved) // 2 :]
       self._add(kind, each, results, times)
 
   def _add(
@@ -458,12 +450,17 @@ class _Reader:
     self.sent[key] += times * sent
 
 
-def _dimensions(shape: str) -> list[int]:
-  match = _ARRAY.search(shape)
-  return [int(n) for n in match[2].split(",") if n] if match else []
+def _root(scope: Mapping[str, Instruction]) -> Instruction:
+  """Returns the instruction whose result a computation returns."""
+  return next(each for each in scope.values() if each.is_root)
 
 
-def _convolved(each: Instruction, left: list[int], right: list[int]) -> int:
+def _convolved(
+  each: Instruction,
+  left: Sequence[int],
+  right: Sequence[int],
+  result: Sequence[int],
+) -> int:
   """Returns the number of products of a convolution.
 
   The TPU compiler writes a batch of products as a convolution over a dilated
@@ -472,14 +469,15 @@ def _convolved(each: Instruction, left: list[int], right: list[int]) -> int:
 
   Args:
     each: convolution.
-    left, right: lengths of the axes of the input and of the kernel.
+    left, right, result: lengths of the axes of the input, of the kernel and of
+      the output.
   """
   names = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
   assert names is not None
   inputs, kernel, outputs = (
     dict(zip(labels, lengths, strict=True))
     for labels, lengths in zip(
-      names.groups(), (left, right, _dimensions(each.shape)), strict=True
+      names.groups(), (left, right, result), strict=True
     )
   )
   total = kernel["i"] * outputs["b"] * outputs["f"]
@@ -539,7 +537,10 @@ def _groups(each: Instruction) -> list[list[int]]:
   if axes := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", each.rest):
     mesh = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
     if ":(" in axes[2] or " device_ids=(" in each.rest:
-      raise NotImplementedError(f"Groups of a part of an axis: {axes[0]}.")
+      raise UserError(
+        f"The compiled program has groups of a part of an axis ({axes[0]}), "
+        "which cannot be read: choose another config.mesh."
+      )
     over = re.findall(r"'(\w+)'", axes[2])
     kept = [name for name in mesh if name not in over]
     places = {name: k for k, name in enumerate(mesh)}
@@ -589,8 +590,9 @@ def count(program: Any, devices: Sequence[Any] = ()) -> Counts:
   number = re.search(r"num_partitions=(\d+)", text)
   slices = dict.fromkeys(range(int(number[1]) if number else 1), 0)
   slices |= {k: getattr(d, "slice_index", 0) for k, d in enumerate(devices)}
-  reader = _Reader(text, slices)
-  reader.visit(reader.entry, 1)
+  entry, computations = parse(text)
+  reader = _Reader(computations, slices)
+  reader.visit(entry, 1)
   collectives = tuple(
     Collective(*key, number, reader.sent[key])
     for key, number in sorted(reader.collectives.items())
