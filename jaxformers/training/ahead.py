@@ -24,8 +24,9 @@ from jaxformers.training import compilers, memory, optim, programs, run
 from jaxformers.training import state as states
 from jaxformers.training.layout import Layout, placed_shapes
 from jaxformers.training.losses import LOSSES
-from jaxformers.training.steps import Margin, eval_step, train_step
+from jaxformers.training.steps import eval_step
 from jaxformers.training.topologies import Chip
+from jaxformers.training.trainer import make_step, more_parts
 
 # Objectives whose batches follow from the sizes of the task.
 _PLAIN = ("classification", "language_model")
@@ -73,13 +74,10 @@ class Report:
   seconds: float
 
 
-def batch_shapes(
-  config: RunConfig, sizes: Mapping[str, Any], rows: int
-) -> dict[str, Any]:
+def batch_shapes(sizes: Mapping[str, Any], rows: int) -> dict[str, Any]:
   """Returns the shapes of the longest batch of a task, from its sizes.
 
   Args:
-    config: config of the run.
     sizes: sizes of the task, as `models.build` takes them.
     rows: number of examples.
 
@@ -167,7 +165,7 @@ class Ahead:
     if sizes is None:
       sizes, self.batch = open_batch(config, rows)
     else:
-      self.batch = batch_shapes(config, sizes, rows)
+      self.batch = batch_shapes(sizes, rows)
     image = sizes.get("image")
     self.layout.check_lengths(
       image[:1] if image else pad_lengths(sizes["max_len"], config.buckets)
@@ -193,21 +191,19 @@ class Ahead:
     rows = c.batch_size // self.layout.parts
     sees_batch = LOSSES[self.model.objective].sees_batch
     is_whole = sees_batch or has_statistics(self.model)
-    choices = [k for k in range(1, rows + 1) if rows % k == 0]
-    if c.accumulate or is_whole:
-      choices = [c.accumulate or 1]
-    # Double the parts until the step fits.
-    parts, needs = 0, ""
-    while more := [k for k in choices if k >= max(2 * parts, 1)]:
-      parts = more[0]
+    # Take more parts until the step fits, if the config leaves the choice.
+    parts = more = c.accumulate or 1
+    while more:
+      parts = more
       try:
         report = self._compile_train(parts)
+        if report.total <= report.available:
+          return report
+        needs = f"{report.total:.2f} GiB"
       except MemoryError as error:
         needs = str(error)
-        continue
-      if report.total <= report.available:
-        return report
-      needs = f"{report.total:.2f} GiB"
+      is_chosen = c.accumulate or is_whole
+      more = 0 if is_chosen else more_parts(rows, parts)
     raise UserError(
       f"A step needs {needs} in {parts} part(s) of its batch, and a device has "
       f"{self.chip.gib:g} GiB. Set --config.model.memory=recomputed, a smaller "
@@ -216,18 +212,7 @@ class Ahead:
     )
 
   def _compile_train(self, parts: int) -> Report:
-    c = self.config
-    step = functools.partial(
-      train_step,
-      model=self.model,
-      tx=self.tx,
-      smoothing=c.label_smoothing,
-      margin=Margin(c.margin_tokens, c.margin_weight),
-      placement=self.layout,
-      accumulate=parts,
-      seed=c.seed,
-      ema_decay=c.ema_decay,
-    )
+    step = make_step(self.config, self.model, self.tx, self.layout, parts)
     compiled, _ = compilers.compile_jit(
       step, self.layout, state=self.state, donate=True
     )
@@ -249,7 +234,7 @@ class Ahead:
     variables = placed_shapes(
       jax.eval_shape(prepare, params), prepared.output_shardings
     )
-    rows = -(-self.config.eval_batch_size // layout.parts) * layout.parts
+    rows = layout.round_up(self.config.eval_batch_size)
     batch = {
       k: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
       for k, x in self.batch.items()

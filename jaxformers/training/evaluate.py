@@ -66,7 +66,7 @@ class Evaluator:
     layout = layout or compilers.layout()
     compilers.check_batch("eval_batch_size", batch_size, 1, "one device")
     # Round up; the last batch is filled with examples of weight 0.
-    self.batch_size = -(-batch_size // layout.parts) * layout.parts
+    self.batch_size = layout.round_up(batch_size)
     self.lengths = lengths
     self.objective = LOSSES[model.objective]
     # Compile the orthogonal matrices separately from the step that uses them.

@@ -109,6 +109,10 @@ class Layout:
     """Number of parts that a batch is split into."""
     return self.mesh.shape[DATA] * self.mesh.shape[FSDP]
 
+  def round_up(self, rows: int) -> int:
+    """Returns the number of rows, rounded up to a multiple of `parts`."""
+    return -(-rows // self.parts) * self.parts
+
   @property
   def splits_batches_alone(self) -> bool:
     """True if the mesh splits batches and nothing else."""

@@ -105,11 +105,7 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
     raise UserError(f"--device {name} needs libtpu: {INSTALL}.")
   for variable, value in ENVIRONMENT.items():
     os.environ.setdefault(variable, value)
-  import jax
   from jax.experimental import topologies
-
-  # Small arrays of the models are made here: do not look for a TPU.
-  jax.config.update("jax_platforms", "cpu")
 
   # v4 and v5p have three axes.
   axes = (*shape, 1) if kind in ("v4", "v5p") and len(shape) == 2 else shape

@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from jaxformers.config import RunConfig
 from jaxformers.data.engine.loader import Loader, prefetch
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.blocks.invertible import layers_of
-from jaxformers.models.model import has_statistics
+from jaxformers.models.model import Model, has_statistics
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import (
   compilers,
@@ -28,6 +30,7 @@ from jaxformers.training import (
   resume,
 )
 from jaxformers.training.evaluate import make_evaluator
+from jaxformers.training.layout import Layout
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
 from jaxformers.training.steps import Margin, train_step
@@ -85,18 +88,8 @@ class Trainer:
 
   def _make_step(self) -> functools.partial[Any]:
     """Returns the training step with all of its static arguments."""
-    c = self.run.config
-    return functools.partial(
-      train_step,
-      model=self.model,
-      tx=self.run.tx,
-      smoothing=c.label_smoothing,
-      margin=Margin(c.margin_tokens, c.margin_weight),
-      placement=self.layout,
-      accumulate=self.parts,
-      seed=c.seed,
-      ema_decay=c.ema_decay,
-    )
+    run = self.run
+    return make_step(run.config, self.model, run.tx, self.layout, self.parts)
 
   def _compile(self) -> tuple[Any, Any]:
     """Returns the compiled step, and the function that places its batches."""
@@ -137,7 +130,8 @@ class Trainer:
     # Split the batch into more parts until the step fits.
     if available and needed > available:
       asked, first = self.parts, needed
-      while needed > available and (more := self._more_parts()):
+      rows = self.run.config.batch_size // self.layout.parts
+      while needed > available and (more := more_parts(rows, self.parts)):
         self.parts = more
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
@@ -159,12 +153,6 @@ class Trainer:
     indices = np.arange(size) % len(split)
     indices[0] = np.argmax(split.lengths())
     return indices
-
-  def _more_parts(self) -> int:
-    """Returns the next number of parts, at least double; 0 if none divides."""
-    rows = self.run.config.batch_size // self.layout.parts
-    greater = range(2 * self.parts, rows + 1)
-    return next((parts for parts in greater if rows % parts == 0), 0)
 
   def _too_large(
     self, needed: int, asked: int, least: int, available: int
@@ -245,6 +233,46 @@ class Trainer:
     Earlier processes count up to their last checkpoint.
     """
     return self.carried_seconds + time.perf_counter() - self._began
+
+
+def make_step(
+  config: RunConfig,
+  model: Model,
+  tx: optax.GradientTransformation,
+  layout: Layout,
+  parts: int,
+) -> functools.partial[Any]:
+  """Returns the training step of a config with all of its static arguments.
+
+  Args:
+    config: config of the run.
+    model: model from `models.build`.
+    tx: optimiser.
+    layout: devices, and the placement of arrays on them.
+    parts: number of parts that the step splits its batch into.
+  """
+  return functools.partial(
+    train_step,
+    model=model,
+    tx=tx,
+    smoothing=config.label_smoothing,
+    margin=Margin(config.margin_tokens, config.margin_weight),
+    placement=layout,
+    accumulate=parts,
+    seed=config.seed,
+    ema_decay=config.ema_decay,
+  )
+
+
+def more_parts(rows: int, parts: int) -> int:
+  """Returns the next number of parts, at least double; 0 if none divides.
+
+  Args:
+    rows: number of examples of a batch on one device.
+    parts: present number of parts.
+  """
+  greater = range(2 * parts, rows + 1)
+  return next((more for more in greater if rows % more == 0), 0)
 
 
 def _shapes(batch: Any) -> Any:

@@ -154,21 +154,21 @@ def test_ahead_compiles_for_the_devices_of_this_process():
   ],
 )
 def test_batch_shapes_follow_from_the_sizes(sizes, inputs, targets):
-  shapes = batch_shapes(load("s5"), sizes, 8)
+  shapes = batch_shapes(sizes, 8)
   assert (shapes["inputs"].shape, shapes["inputs"].dtype) == inputs
   assert shapes["targets"].shape == shapes["weights"].shape == targets
 
 
 def test_batch_shapes_refuse_objectives_with_other_arrays():
   with pytest.raises(UserError, match="'spans'.*--sizes"):
-    batch_shapes(load("s5"), SIZES | {"objective": "spans"}, 8)
+    batch_shapes(SIZES | {"objective": "spans"}, 8)
 
 
 def test_batch_shapes_are_those_of_a_run(smoke, tmp_path):
   run = open_run(smoke("transject"), tmp_path / "run")
   trainer = Trainer(run)
   batch = trainer._loader.batch(trainer._longest(), (0, 0))
-  shapes = batch_shapes(run.config, run.task.sizes(), run.config.batch_size)
+  shapes = batch_shapes(run.task.sizes(), run.config.batch_size)
   assert {k: (x.shape, x.dtype.kind) for k, x in shapes.items()} == {
     k: (x.shape, x.dtype.kind) for k, x in batch.items()
   }
