@@ -19,6 +19,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from jaxformers import config as configs
 from jaxformers.analysis.tables import costs
 from jaxformers.config import RunConfig
@@ -94,6 +96,8 @@ def main(
       f"config.parallel={loaded.parallel!r} runs on the devices of this "
       "machine only: remove it."
     )
+  # Small arrays are made on this machine, which need not have a TPU.
+  jax.config.update("jax_platforms", "cpu")
   devices = topologies.describe_devices(device, slices)
   task_sizes: dict[str, Any] | None = (
     costs.parse_sizes(sizes) if sizes else None

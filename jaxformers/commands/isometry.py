@@ -68,8 +68,7 @@ def main(
   sizes, lengths = set(), set()
   for workdir in workdirs:
     for arguments in states.states(state):
-      name = states.describe(arguments)
-      label = ", ".join(filter(None, [str(workdir), name]))
+      label = states.label(workdir, arguments)
       run = states.load(workdir, **arguments)
       ids = run.sample(samples, length, split, seed=seed)
       sizes.add(len(ids))

@@ -62,9 +62,7 @@ def main(
     folders = sorted(workdir.glob("seed_*")) or [workdir]
     seeds.add(len(folders))
     for arguments in compared:
-      label = ", ".join(
-        filter(None, [str(workdir), states.describe(arguments)])
-      )
+      label = states.label(workdir, arguments)
       for seed, folder in enumerate(folders):
         run = states.load(folder, **arguments)
         ids = run.sample(samples, length, split)

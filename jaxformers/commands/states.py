@@ -72,6 +72,11 @@ def states(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
   return compared if other == best else [*compared, other]
 
 
+def label(workdir: Path, state: Mapping[str, Any]) -> str:
+  """Returns the label of a state of a run in tables and figures."""
+  return ", ".join(filter(None, [str(workdir), describe(state)]))
+
+
 def describe(state: Mapping[str, Any]) -> str:
   """Describes a state in words, for a label; "" for the best checkpoint.
 

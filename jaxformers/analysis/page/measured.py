@@ -536,23 +536,23 @@ def _layer_captions(rows: Rows) -> tuple[str, str, str, str]:
     "units": "one token over its units",
     "tokens": "one unit over a sample's tokens",
   }[rows.options.axis]
-  beside = f"{data}, and the untrained start of the first seed. {BOXES}"
+  start = f"{data}, and the untrained start of the first seed. {BOXES}"
   factors = (
     "Distance |x_i - x_j| of two tokens of a sample after a layer, divided by "
     "their distance in the embedding; mean over pairs (TransJect, equation 9). "
-    f"{beside} The factor is exactly 1 for an untrained TransJect, whose alpha "
+    f"{start} The factor is exactly 1 for an untrained TransJect, whose alpha "
     "is 0. It is also near 1 for random rotations, so a value near 1 is no "
     "evidence of learning."
   )
   dots = (
     "Dot product x_i . x_j of two tokens of a sample after a layer, divided by "
     "their dot product in the embedding; median over pairs (TransJect, section "
-    f"6). {beside} The mean does not exist, because dot products of embeddings "
+    f"6). {start} The mean does not exist, because dot products of embeddings "
     "may be near 0, and have both signs."
   )
   entropies = (
     f"Differential entropy of the values of {values}, by the estimator "
-    f"{estimator!r}, mean over a sample. {beside} In every layer at least "
+    f"{estimator!r}, mean over a sample. {start} In every layer at least "
     f"{100 * rows.finite:.0f} % of the entropies are finite and averaged; the "
     "others have too many equal values."
   )
@@ -668,8 +668,8 @@ def _of_tokens(rows: Rows) -> list[Figure]:
     f"means that the distance is kept. {text}"
   )
   planes = (
-    "Each layer has its own Isomap, rotated to match that of the previous "
-    "layer; the title of a panel gives its width (TransJect, figure 7). Tokens "
+    "Each layer has its own Isomap, rotated to match the one before; "
+    "the title of a panel gives its width (TransJect, figure 7). Tokens "
     "that keep their neighbours keep their places. Below the text of each "
     f"run are the beginnings of {MORE_TEXTS} test samples. {text}"
   )
