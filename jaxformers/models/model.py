@@ -278,8 +278,9 @@ class Model(nn.Module):
     if self.config.real or not self.config.predicts_next:
       return ids, lambda y: y
     ids = jnp.asarray(ids)
-    front, moved = to_front(ids[..., None], ids > 0)
-    return front[..., 0], lambda y: move_back(y, moved)
+    mask = ids > 0
+    front = to_front(ids[..., None], mask)[..., 0]
+    return front, lambda y: move_back(y, mask)
 
   @nn.nowrap
   def example(self, length: int = 2) -> jax.Array:

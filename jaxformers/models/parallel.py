@@ -18,6 +18,7 @@ from jaxformers.foundations import platforms
 MODEL = "model"  # Mesh axis over which experts are split.
 PMAP = "data"  # Axis that pmap maps over.
 SEQUENCE = "sequence"  # Mesh axis over which tokens are split.
+ROWS = ("data", "fsdp")  # Mesh axes over which the rows of a batch are split.
 
 
 def _mesh() -> jax.sharding.AbstractMesh:
@@ -80,6 +81,54 @@ def each_sample(function: Callable[..., Any], *arrays: Any) -> Any:
   if not on_one_cpu():
     return jax.vmap(function)(*arrays)
   return jax.lax.map(lambda sample: function(*sample), arrays)
+
+
+def by_device(
+  function: Callable[..., Any], rows: Any, shared: Any = None
+) -> Any:
+  """Returns `function(rows, shared)`, with the rows of each device on their own.
+
+  XLA would gather the rows of all devices for a Fourier transform, and would
+  ask all devices before it takes a branch. Without a mesh that splits rows,
+  this is a plain call.
+
+  Args:
+    function: function of trees of arrays, which returns a tree of arrays. It
+      is called with the rows of one device. Along the first axis its results
+      are joined, so a sum over rows is returned once for each device.
+    rows: tree of arrays [b, ...].
+    shared: tree of arrays that every device has.
+  """
+  axes = tuple(axis for axis in ROWS if _mesh().shape.get(axis, 1) > 1)
+  count = math.prod(_mesh().shape[axis] for axis in axes)
+  # A model that is initialised with one example has no rows to split.
+  if count == 1 or any(x.shape[0] % count for x in jax.tree.leaves(rows)):
+    return function(rows, shared)
+  split = PartitionSpec(axes)
+  return jax.shard_map(
+    function,
+    in_specs=(split, PartitionSpec()),
+    out_specs=split,
+    axis_names=set(axes),
+    check_vma=False,
+  )(rows, shared)
+
+
+def for_samples(z: jax.Array, count: int) -> jax.Array:
+  """Returns complex z [...] for the product with `count` samples.
+
+  The gradient is summed in its real and in its imaginary part. Several devices
+  would send a complex sum apart from the other gradients.
+
+  Returns:
+    Complex [count, ...], or [1, ...] on one CPU.
+  """
+  if on_one_cpu():
+    return z[None]
+  parts = (z.real[None], z.imag[None])
+  return jax.lax.complex(
+    *(jnp.broadcast_to(part, (count, *z.shape)) for part in parts)
+  )
 
 
 def _tokens_are_split() -> bool:

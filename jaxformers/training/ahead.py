@@ -272,9 +272,9 @@ class Ahead:
     plan = program.memory_analysis()
     devices = layout.mesh.devices.ravel().tolist()
     counts = programs.count(program, devices)
-    compute_ms = counts.flops / chip.tflops / 1e9
+    compute_ms = counts.flops / chip.tflops(self.config.model.dtype) / 1e9
     memory_ms = counts.bytes / chip.bandwidth / 1e6
-    compiler_ms = counts.cycles / chip.clock / 1e6
+    compiler_ms = counts.cycles / chip.clock / 1e6 if chip.clock else 0.0
     binds = "compute" if compute_ms > memory_ms else "memory"
     if compiler_ms > 4 * max(compute_ms, memory_ms):
       binds = "loops"

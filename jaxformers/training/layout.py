@@ -284,7 +284,11 @@ class Layout:
     def spread(function: Callable[[jax.Array], jax.Array]) -> Any:
       over = PartitionSpec((MODEL, FSDP))
       shared = jax.shard_map(
-        function, mesh=self.mesh, in_specs=over, out_specs=over
+        function,
+        mesh=self.mesh,
+        in_specs=over,
+        out_specs=over,
+        check_vma=False,  # Kernels do not state over what they vary.
       )
 
       def map_all(a: jax.Array) -> jax.Array:

@@ -336,11 +336,13 @@ class _Reader:
     read = [arrays(shape) for shape in operands]
     if each.kind == "fusion":
       return self._fused_bytes(each, results, read)
-    # A copy has the type (destination, source, flag).
+    # A copy has the type (destination, source, flag), and a slice has the type
+    # ((source), destination, flag).
     if each.kind.endswith("-start") and results:
-      moved = results[0].size
-      source = read[0][0] if read and read[0] else results[0]
-      return _main_bytes(results[0]) + (moved if source.is_main else 0)
+      nested = sum(map(len, read)) if each.shape.startswith("((") else 0
+      moved = results[nested]
+      source = read[0][0] if read and read[0] else moved
+      return _main_bytes(moved) + (moved.size if source.is_main else 0)
     # Slices read and write as much as they take.
     if each.kind in _SLICING and read:
       taken = results[0].size

@@ -8,9 +8,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers.models import parallel
+from jaxformers.models.mixers import convolution
 from jaxformers.models.parallel import (
   MODEL,
   SEQUENCE,
+  by_device,
   column_sums,
   dot_general,
   each_sample,
@@ -55,6 +57,52 @@ def test_dot_general_keeps_split_tokens_on_their_devices():
       name in program.as_text() for name in ("all-gather", "all-to-all")
     )
     chex.assert_trees_all_close(program(placed, w), x @ w, atol=1e-5)
+
+
+def on_mesh(function, *arrays, shape=(2, 2), axes=("data", "fsdp")):
+  """Compiles a function of arrays whose rows are split over four devices."""
+  mesh = Mesh(np.array(jax.devices()[:4]).reshape(shape), axes)
+  split = NamedSharding(mesh, PartitionSpec(axes))
+  arrays = [jax.device_put(x, split) for x in arrays]
+
+  def run(*arrays):
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return function(*arrays)
+
+  program = jax.jit(run).lower(*arrays).compile()
+  return program.as_text(), program(*arrays)
+
+
+def test_by_device_sees_the_rows_of_one_device():
+  x, w = draws.normal(0, (8, 3)), draws.normal(1, (3,))
+
+  def function(x, w):
+    return {"rows": x * w, "sum": (x * w).sum(0, keepdims=True)}
+
+  _, got = on_mesh(lambda x: by_device(function, x, w), x)
+  chex.assert_trees_all_close(got["rows"], x * w, rtol=1e-6)
+  sums = (x * w).reshape(4, 2, 3).sum(1)
+  chex.assert_trees_all_close(got["sum"], sums, rtol=1e-6)
+  # Without a mesh, or with rows that do not split, all rows are on one device.
+  for rows in (x, x[:2]):
+    assert by_device(function, rows, w)["sum"].shape == (1, 3)
+  _, alone = on_mesh(lambda x: by_device(function, x[:2], w), x)
+  assert alone["sum"].shape == (1, 3)
+
+
+def test_a_convolution_over_devices_gathers_no_rows():
+  x, kernel = draws.normal(0, (8, 12, 3)), draws.normal(1, (3, 12))
+  mask = draws.normal(2, (8, 12)) > -0.5
+
+  def loss(kernel, x, mask):
+    y = convolution.convolve(convolution.to_front(x, mask), kernel)
+    return jnp.square(convolution.move_back(y, mask)).mean()
+
+  value = jax.value_and_grad(loss, (0, 1))
+  text, got = on_mesh(lambda x, mask: value(kernel, x, mask), x, mask)
+  assert "all-gather" not in text
+  assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+  chex.assert_trees_all_close(got, value(kernel, x, mask), atol=1e-5)
 
 
 @pytest.mark.parametrize(

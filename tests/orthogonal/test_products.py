@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,19 @@ def test_inverse_of_a_matrix_of_positive_symmetric_part(d):
     m = np.eye(d) + s - s.swapaxes(-1, -2) + 0.1 * s @ s.swapaxes(-1, -2)
     found = products.inverse(jnp.asarray(m))
     np.testing.assert_allclose(found, np.linalg.inv(m), atol=1e-11)
+
+
+@pytest.mark.parametrize("d", [1, 9, 94, 128, 150])
+def test_the_kernel_inverts_as_the_plain_form(d, monkeypatch):
+  rng = np.random.default_rng(d)
+  s = rng.normal(size=(2, d, d)) / np.sqrt(d)
+  m = jnp.asarray(np.eye(d) + s - s.swapaxes(-1, -2), jnp.float32)
+  plain = products.inverse(m)
+  interpreted = functools.partial(products._eliminate_in_kernel, interpret=True)
+  monkeypatch.setattr(products, "_eliminate_in_kernel", interpreted)
+  found = products._invert(m, with_kernel=True)
+  np.testing.assert_allclose(found, plain, atol=2e-6)
+  np.testing.assert_allclose(found, np.linalg.inv(m), atol=2e-6)
 
 
 def test_inverse_gradient_is_that_of_jax():

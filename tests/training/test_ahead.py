@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,8 @@ import pytest
 from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
-from jaxformers.training import topologies
+from jaxformers.models import MODELS
+from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -24,19 +26,18 @@ TINY = (
   "--config.batch_size=8",
   "--config.eval_batch_size=8",
 )
-# Two models of every family.
-MODELS = (
+NO_CUDA = importlib.util.find_spec("jax_cuda13_plugin") is None
+# Models with orthogonal maps, which invert matrices.
+INVERTING = (
   "transject",
   "random_transject",
+  "transformer_orthogonal",
   "isometric",
   "allpass",
-  "transformer",
-  "neutreno",
-  "linear_transformer",
-  "performer",
-  "s5",
-  "lru",
+  "certified_s4d",
 )
+# A product in a program for TPUs, without the precision of one pass.
+PRODUCT = re.compile(r"= f32\S* (?:convolution|dot)\((?!.*operand_precision)")
 
 
 def load(model, *overrides):
@@ -53,16 +54,61 @@ def make(model, *overrides, chip=CHIP, sizes=SIZES):
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.usefixtures("optimized")
-def test_steps_compile_for_a_tpu_and_send_all_reduces_only(model):
-  ahead = make(model)
-  train, evaluation = ahead.train(), ahead.evaluation()
-  for report in (train, evaluation):
-    assert report.devices == 4
-    assert 0 < report.total < report.available == 16
-    assert report.compiler_ms > 0
-    kinds = {each.kind for each in report.collectives}
-    assert kinds == {"all-reduce"}
-  assert 0 < evaluation.tflop < train.tflop
+def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
+  """It holds the gradient and the sums of the scores, and nothing else is sent.
+
+  No product of an orthogonal map, a Fourier transform or a kernel of powers is
+  a single pass of bfloat16.
+  """
+  texts = []
+  count = programs.count
+
+  def keep(program, devices):
+    texts.append(program.as_text())
+    return count(program, devices)
+
+  monkeypatch.setattr(programs, "count", keep)
+  # Some models need a greater length than SIZES has.
+  report = make(model, sizes=SIZES | {"max_len": 256}).train()
+  assert report.devices == 4
+  assert 0 < report.total < report.available == 16
+  assert report.compiler_ms > 0
+  sent = [(each.kind, each.count) for each in report.collectives]
+  assert sent == [("all-reduce", 1)]
+  # A kernel inverts the matrices of orthogonal maps.
+  assert ("tpu_custom_call" in texts[0]) == (model in INVERTING)
+  products = [line for line in texts[0].splitlines() if PRODUCT.search(line)]
+  assert products  # Those of tokens and weights.
+  for line in products:
+    name = re.search(r'op_name="([^"]*)"', line)[1]
+    is_of_tokens = re.search(r"/(encoder|head|embedding)\b", name)
+    assert is_of_tokens, name
+    assert not re.search("fft|_kernels|_sigma|_share", name), name
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize("model", ["transject", "transformer", "s5"])
+@pytest.mark.usefixtures("optimized")
+def test_an_evaluation_step_compiles_for_tpus(model):
+  report = make(model).evaluation()
+  assert report.devices == 4
+  assert 0 < report.total < report.available == 16
+  assert {each.kind for each in report.collectives} == {"all-reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_CUDA, reason="no compiler for CUDA")
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.usefixtures("optimized")
+def test_a_train_step_for_gpus_sends_one_all_reduce(model):
+  devices = topologies.describe_devices("h100:4")
+  chip = topologies.CHIPS["h100"]
+  sizes = SIZES | {"max_len": 256}
+  report = Ahead(load(model), devices, chip, sizes).train()
+  assert 0 < report.total < report.available
+  assert report.compiler_ms == 0  # Only the compiler of TPUs has an estimate.
+  assert {each.kind for each in report.collectives} == {"all-reduce"}
 
 
 @pytest.mark.slow
@@ -80,7 +126,7 @@ def make_with_memory(monkeypatch, gib, model="s5", *overrides):
     return Report(**numbers | {"available": self.chip.gib})
 
   monkeypatch.setattr(Ahead, "_compile_train", compile_train)
-  chip = topologies.Chip(gib, 197, 819, 1.5)
+  chip = topologies.Chip(gib, 197, 197, 819, 1.5)
   return Ahead(load(model, *overrides), jax.devices()[:1], chip, SIZES)
 
 

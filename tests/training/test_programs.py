@@ -246,6 +246,14 @@ ROW, ALL = 4 * 256, 4 * 64 * 256
       ALL,
     ),
     (
+      [
+        "%s = ((f32[64,256]{1,0}), f32[16,256]{1,0:S(1)}, s32[]{:S(2)}) "
+        "slice-start(%x), slice={[0:16], [0:256]}",
+        "%y = f32[16,256]{1,0:S(1)} slice-done(%s)",
+      ],
+      ALL // 4,
+    ),
+    (
       ['%y = f32[9]{0} custom-call(), custom_call_target="AllocateBuffer"'],
       0,
     ),

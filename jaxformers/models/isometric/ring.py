@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
+from jaxformers.models import parallel
 from jaxformers.models.mixers.convolution import move_back, to_front
 
 LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
@@ -266,16 +267,21 @@ def _apply(
 ) -> jax.Array:
   """Filters complex x [b, C, n]; sample i has the first lengths[i] tokens."""
 
-  def run(transform: Transform, lengths: jax.Array, size: int) -> jax.Array:
-    grid = _grid(sections, dilations, lengths, size)
-    response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
-    # Multiply the spectrum by the response, and transform back.
-    spectrum = response * transform(_fill(x, size))
-    # The inverse transform of s is conj(transform(conj(s))) / length.
-    y = jnp.conj(transform(jnp.conj(spectrum)))[..., : x.shape[-1]]
-    return _scaled(y, 1 / lengths.astype(y.real.dtype)[:, None, None])
+  def apply(rows: tuple[jax.Array, jax.Array], sections: Sections) -> jax.Array:
+    x, lengths = rows
 
-  return _by_length(x, lengths, run)
+    def run(transform: Transform, lengths: jax.Array, size: int) -> jax.Array:
+      grid = _grid(sections, dilations, lengths, size)
+      response = _conjugate_if(transfer(sections, grid), inverse)
+      # Multiply the spectrum by the response, and transform back.
+      spectrum = response.astype(x.dtype) * transform(_fill(x, size))
+      # The inverse transform of s is conj(transform(conj(s))) / length.
+      y = jnp.conj(transform(jnp.conj(spectrum)))[..., : x.shape[-1]]
+      return _scaled(y, 1 / lengths.astype(y.real.dtype)[:, None, None])
+
+    return _by_length(x, lengths, run)
+
+  return parallel.by_device(apply, (x, lengths), sections)
 
 
 def _apply_forward(
@@ -302,25 +308,34 @@ def _apply_backward(
   """
   sections, x, lengths = kept
 
-  def run(
-    transform: Transform, lengths: jax.Array, size: int
+  def differentiate(
+    rows: tuple[jax.Array, jax.Array, jax.Array], sections: Sections
   ) -> tuple[Sections, jax.Array]:
-    grid = _grid(sections, dilations, lengths, size)
-    response = _conjugate_if(transfer(sections, grid), inverse).astype(x.dtype)
-    # Transform the gradient, and multiply by the response.
-    back = jnp.conj(transform(jnp.conj(_fill(g, size))))
-    back = _scaled(back, 1 / lengths.astype(x.real.dtype)[:, None, None])
-    back = response * back
-    # The response is exp(i phase), whose derivative is i exp(i phase).
-    slope = -(back * transform(_fill(x, size))).imag
-    # If all samples share the frequencies, sum over them first.
-    if lengths.shape[0] == 1:
-      slope = slope.sum(0, keepdims=True)
-    slope = (-slope if inverse else slope).astype(sections.angle.dtype)
-    grads = _gradient_of_phases(sections, grid, slope)
-    return grads, transform(back)[..., : x.shape[-1]]
+    x, lengths, g = rows
 
-  return *_by_length(x, lengths, run), None
+    def run(
+      transform: Transform, lengths: jax.Array, size: int
+    ) -> tuple[Sections, jax.Array]:
+      grid = _grid(sections, dilations, lengths, size)
+      response = _conjugate_if(transfer(sections, grid), inverse)
+      # Transform the gradient, and multiply by the response.
+      back = jnp.conj(transform(jnp.conj(_fill(g, size))))
+      back = _scaled(back, 1 / lengths.astype(x.real.dtype)[:, None, None])
+      back = response.astype(x.dtype) * back
+      # The response is exp(i phase), whose derivative is i exp(i phase).
+      slope = -(back * transform(_fill(x, size))).imag
+      # If all samples share the frequencies, sum over them first.
+      if lengths.shape[0] == 1:
+        slope = slope.sum(0, keepdims=True)
+      slope = (-slope if inverse else slope).astype(sections.angle.dtype)
+      grads = _gradient_of_phases(sections, grid, slope)
+      return grads, transform(back)[..., : x.shape[-1]]
+
+    grads, back = _by_length(x, lengths, run)
+    return jax.tree.map(lambda grad: grad[None], grads), back
+
+  grads, back = parallel.by_device(differentiate, (x, lengths, g), sections)
+  return jax.tree.map(lambda grad: grad.sum(0), grads), back, None
 
 
 _apply.defvjp(_apply_forward, _apply_backward)
@@ -361,7 +376,7 @@ def ring_filter(
   if n == 0:
     return x
   # Move tokens before padding, and pair channels: complex [b, d / 2, n].
-  tokens, moved = to_front(x, mask)
+  tokens = to_front(x, mask)
   lengths = mask.sum(1).astype(jnp.int32)
   tokens = jnp.swapaxes(tokens.astype(_wide(x)), 1, 2)
   z = jax.lax.complex(tokens[:, : d // 2], tokens[:, d // 2 :])
@@ -369,7 +384,7 @@ def ring_filter(
   z = _apply(sections, z, jnp.maximum(lengths, 1), tuple(dilations), inverse)
   # Restore the channels and the positions.
   y = jnp.concatenate([z.real, z.imag], 1)
-  y = move_back(jnp.swapaxes(y, 1, 2), moved)
+  y = move_back(jnp.swapaxes(y, 1, 2), mask)
   return jnp.where(mask[..., None], y, 0).astype(x.dtype)
 
 

@@ -328,7 +328,7 @@ class AllPass(nn.Module):
     mask: jax.Array,
   ) -> jax.Array:
     """Filters the tokens, and skips masked positions between tokens."""
-    x, moved = to_front(x, mask)
+    x = to_front(x, mask)
     lengths = mask.sum(1).astype(jnp.int32)
     is_token = (jnp.arange(x.shape[1])[None] < lengths[:, None])[..., None]
     # The halves of the channels are real and imaginary parts.
@@ -355,7 +355,7 @@ class AllPass(nn.Module):
         y = _both_ways(y, log, m)
       # Set padding to 0 again for the next section.
       y = _map(lambda part: jnp.where(is_token, part, 0), y)
-    return move_back(jnp.concatenate(y, -1), moved)
+    return move_back(jnp.concatenate(y, -1), mask)
 
   @nn.nowrap
   def gain(self, collections: Mapping[str, Any]) -> float:

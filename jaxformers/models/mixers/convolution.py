@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxformers.models import parallel
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.scan import Pair, times
 
@@ -57,13 +58,15 @@ def convolve(
   Returns:
     The outputs [b, n, d] in the dtype of x.
   """
-  n = x.shape[1]
+  b, n = x.shape[:2]
   size = 2 * n
   # Transform along the last axis, which is faster on CPUs.
-  spectrum = jnp.fft.rfft(jnp.swapaxes(x, 1, 2), size)
-  spectrum = spectrum * jnp.fft.rfft(on_ring(kernel, backward))[None]
-  y = jnp.fft.irfft(spectrum, size)[..., :n]
-  return jnp.swapaxes(y, 1, 2).astype(x.dtype)
+  x_last = jnp.swapaxes(x, 1, 2)
+  spectrum = parallel.by_device(lambda x, _: jnp.fft.rfft(x, size), x_last)
+  response = jnp.fft.rfft(on_ring(kernel, backward))
+  spectrum = spectrum * parallel.for_samples(response, b)
+  y = parallel.by_device(lambda s, _: jnp.fft.irfft(s, size), spectrum)
+  return jnp.swapaxes(y[..., :n], 1, 2).astype(x.dtype)
 
 
 def on_ring(kernel: jax.Array, backward: jax.Array | None = None) -> jax.Array:
@@ -85,9 +88,7 @@ def on_ring(kernel: jax.Array, backward: jax.Array | None = None) -> jax.Array:
   return ring
 
 
-def to_front(
-  x: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def to_front(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Moves the tokens of each sample to the front, and sets padding to 0.
 
   Masked positions between tokens then do not count as lags.
@@ -97,32 +98,30 @@ def to_front(
     mask: bool [b, n], True at tokens.
 
   Returns:
-    The tokens of each sample in their order, [b, n, d]; and the second argument
-    of `move_back`: a bool, True if the tokens of all samples are at the front
-    already, and the mask.
+    The tokens of each sample in their order, [b, n, d].
   """
-  x = jnp.where(mask[..., None], x, 0)
-  # The tokens are at the front if no token follows a masked position.
-  is_whole = (mask[:, 1:] <= mask[:, :-1]).all()
-  return _reorder(x, mask, is_whole, back=False), (is_whole, mask)
+  return _reorder(jnp.where(mask[..., None], x, 0), mask, back=False)
 
 
-def move_back(y: jax.Array, moved: tuple[jax.Array, jax.Array]) -> jax.Array:
+def move_back(y: jax.Array, mask: jax.Array) -> jax.Array:
   """Inverts `to_front`: moves tokens y [b, n, d] back to their positions."""
-  is_whole, mask = moved
-  return _reorder(y, mask, is_whole, back=True)
+  return _reorder(y, mask, back=True)
 
 
-def _reorder(
-  x: jax.Array, mask: jax.Array, is_whole: jax.Array, *, back: bool
-) -> jax.Array:
-  """Moves tokens [b, n, d] to the front, or back; skipped if `is_whole`."""
+def _reorder(x: jax.Array, mask: jax.Array, *, back: bool) -> jax.Array:
+  """Moves tokens [b, n, d] to the front or back, if there are any to move."""
 
   # A stable sort puts tokens before padding; sorting its result inverts it.
-  def take(x: jax.Array) -> jax.Array:
+  def take(x: jax.Array, mask: jax.Array) -> jax.Array:
     order = jnp.argsort(~mask, axis=1, stable=True)
     if back:
       order = jnp.argsort(order, axis=1, stable=True)
     return jnp.take_along_axis(x, order[..., None], 1)
 
-  return jax.lax.cond(is_whole, lambda x: x, take, x)
+  def reorder(rows: tuple[jax.Array, jax.Array], _: None) -> jax.Array:
+    # The tokens are at the front if no token follows a masked position.
+    mask = rows[1]
+    is_whole = (mask[:, 1:] <= mask[:, :-1]).all()
+    return jax.lax.cond(is_whole, lambda x, _: x, take, *rows)
+
+  return parallel.by_device(reorder, (x, mask))

@@ -82,17 +82,17 @@ class Mamba(nn.Module):
     d = x.shape[-1]
     inner = self.expansion * d
     # Move the tokens before the padding.
-    x, moved = to_front(x.astype(self.dtype), mask)
+    x = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
-    mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    is_token = jnp.arange(mask.shape[1])[None] < lengths[:, None]
     # Map to the inputs u of the recurrence and the gate z.
     both = dense(x, 2 * inner, "input", use_bias=False, dtype=self.dtype)
     u, z = both[..., :inner], both[..., inner:]
     # Convolve, run the recurrence, apply the gate, and map back to d channels.
     u = nn.silu(short_convolution(self, u, lengths, CONV_WIDTH))
-    y = self._select(u, mask, d) * nn.silu(z)
+    y = self._select(u, is_token, d) * nn.silu(z)
     y = dense(y, d, "output", use_bias=False, dtype=self.dtype)
-    return move_back(y, moved), carry
+    return move_back(y, mask), carry
 
   def _select(self, u: jax.Array, mask: jax.Array, d: int) -> jax.Array:
     """Returns the outputs of the recurrence, [b, n, inner]."""

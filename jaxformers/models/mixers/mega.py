@@ -251,8 +251,8 @@ class Mega(nn.Module):
     if 0 < self.truncation < n:
       kernel = kernel.at[:, self.truncation :].set(0)
     kernels = [kernel[i : i + d] for i in range(0, rows, d)]
-    front, moved = to_front(wide(x), mask)
-    return move_back(convolve(front, *kernels), moved).astype(x.dtype) + skip
+    y = convolve(to_front(wide(x), mask), *kernels)
+    return move_back(y, mask).astype(x.dtype) + skip
 
   def _attend(self, head: Head, dropout: Dropout) -> jax.Array:
     """Returns the sums of values [b, n, v] under the weights of one head."""

@@ -74,17 +74,17 @@ class RGLRU(nn.Module):
     check_heads(self.num_heads, width)
     # Move the tokens before the padding.
     is_first = self._is_first(mask)
-    x, moved = to_front(x.astype(self.dtype), mask)
+    x = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
-    mask = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    is_token = jnp.arange(mask.shape[1])[None] < lengths[:, None]
     # Map to the gate and to the inputs of the recurrence.
     gate = gelu_tanh(dense(x, width, "gate", dtype=self.dtype))
     u = dense(x, width, "input", dtype=self.dtype)
     u = short_convolution(self, u, lengths, CONV_WIDTH)
     # Find the first token of each sample, which may be in an earlier call.
-    start = mask & (jnp.cumsum(mask, 1) == 1) & is_first[:, None]
-    y = self._recur(u, mask, start) * gate
-    return move_back(dense(y, d, "output", dtype=self.dtype), moved), carry
+    start = is_token & (jnp.cumsum(is_token, 1) == 1) & is_first[:, None]
+    y = self._recur(u, is_token, start) * gate
+    return move_back(dense(y, d, "output", dtype=self.dtype), mask), carry
 
   def _is_first(self, mask: jax.Array) -> jax.Array:
     """Returns True for samples without a token in earlier calls, bool [b]."""

@@ -261,8 +261,8 @@ class S4D(Recurrence):
   ) -> jax.Array:
     kernels = self._kernels(log, b, c, x.shape[1])
     # Move the tokens before the padding, convolve them, and move them back.
-    x, moved = to_front(wide(x), mask)
-    return move_back(convolve(x, *kernels), moved)
+    y = convolve(to_front(wide(x), mask), *kernels)
+    return move_back(y, mask)
 
   def _kernels(self, log: Pair, b: Pair, c: Pair, n: int) -> list[jax.Array]:
     """Returns the kernel of each direction for n tokens, [d, n]."""

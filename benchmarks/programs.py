@@ -1,0 +1,149 @@
+r"""Steps of every encoder on the tasks of LRA, compiled for accelerators.
+
+python -m benchmarks.programs --device v5e:2x2 --out results/programs.jsonl
+
+The command runs `jaxformers compile` for each encoder and task, one after the
+other, and appends a record for each; pairs that --out already has are skipped.
+No accelerator is needed, but the compiler of the device (see docs/devices.md).
+A program takes 20 to 200 seconds on one core, so all of them take some hours.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data import OUT, Row
+from jaxformers.foundations import cli
+from jaxformers.models import MODELS
+from jaxformers.sweep.plans import DATA
+from jaxformers.training import provenance
+
+# Pathfinder's sizes, and Path-X's.
+PATHX = {**DATA["pathfinder"].sizes, "max_len": 16_384}
+TASKS = {
+  **{
+    name: DATA[name].sizes
+    for name in ("listops", "text", "retrieval", "image", "pathfinder")
+  },
+  "pathx": PATHX,
+}
+TIMEOUT = 1_800  # Seconds for one config.
+
+
+def compile_config(
+  config: str, device: str, task: str, *more: str
+) -> list[Row] | str:
+  """Returns the reports of `jaxformers compile`, or the message of a failure.
+
+  Args:
+    config: name and arguments of the config.
+    device: topology.
+    task: name in `TASKS`, for the sizes.
+    *more: other arguments of the command.
+  """
+  sizes = ",".join(f"{name}={size}" for name, size in TASKS[task].items())
+  command = [sys.executable, "-m", "jaxformers", "compile", config]
+  command += ["--device", device, "--sizes", sizes, "--json", *more]
+  try:
+    done = subprocess.run(
+      command, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+  except subprocess.TimeoutExpired:
+    return f"no program after {TIMEOUT} s"
+  if done.returncode:
+    return (done.stderr.strip().splitlines() or ["failed"])[-1]
+  reports: list[Row] = json.loads(done.stdout)
+  return reports
+
+
+def figures(report: Row) -> Row:
+  """Returns the columns of the table for one step."""
+  sent: dict[str, int] = {}
+  for each in report["collectives"]:
+    sent[each["kind"]] = sent.get(each["kind"], 0) + each["count"]
+  loops = [n for n in report["loops"] if n > 1]
+  longest = max(report["compiler_ms"], report["compute_ms"], report["memory_ms"])
+  return {
+    "parts": report["parts"],
+    "GiB": round(report["total"], 3),
+    "TFLOP": round(report["tflop"], 3),
+    "GB": round(report["gigabytes"], 2),
+    "static ms": round(longest, 2),
+    "binds": report["binds"],
+    "trips": sum(loops),
+    "sends": ", ".join(f"{n} {kind}" for kind, n in sent.items()) or "nothing",
+    "s to compile": round(report["seconds"]),
+  }
+
+
+def measure(model: str, task: str, device: str) -> list[dict[str, Any]]:
+  """Returns a record for each step of an encoder on a task."""
+  config = f"lra/{task}:model={model}"
+  began = time.time()
+  reports = compile_config(config, device, task)
+  failed = {"step": "train", "failed": reports}
+  kind = device.partition(":")[0]
+  return [
+    {
+      "table": f"{kind}_{task}_{report['step']}",
+      "row": f"`{model}`",
+      "model": model,
+      "config": config,
+      "protocol": f"compiled for {device}; nothing runs",
+      "seeds": [],
+      "commit": provenance.commit(),
+      "hardware": compilers(device),
+      "minutes": round((time.time() - began) / 60, 1),
+      "values": figures(report) if "total" in report else report,
+    }
+    for report in (reports if isinstance(reports, list) else [failed])
+  ]
+
+
+def compilers(device: str) -> str:
+  """Returns the compiler for a device, with its version."""
+  name = "libtpu" if device.startswith("v") else "jax-cuda13-plugin"
+  versions = (f"{k} {metadata.version(k)}" for k in ("jax", name))
+  return f"{device}, compiled by {', '.join(versions)}"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+  """Returns the records of a file; none if it does not exist."""
+  if not path.exists():
+    return []
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@cli.command(
+  cli.option("device", "v5e:2x2", "topology: v5e:2x2, h100"),
+  cli.option("models", ",".join(MODELS), "names: a,b"),
+  cli.option("tasks", ",".join(TASKS), "names: a,b"),
+  OUT,
+)
+def main(device: str, models: str, tasks: str, out: str) -> None:
+  """Compiles the steps of each encoder and task, and appends the records."""
+  path = Path(out)
+  kind = device.partition(":")[0]
+  done = {
+    (r["table"].split("_")[1], r["model"])
+    for r in read(path)
+    if r["table"].startswith(f"{kind}_")
+  }
+  for task in cli.names(tasks):
+    for model in cli.names(models):
+      if (task, model) in done:
+        continue
+      records = measure(model, task, device)
+      with path.open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+      print(task, model, records[0]["values"], flush=True)
+
+
+if __name__ == "__main__":
+  main()
