@@ -68,7 +68,9 @@ def figures(report: Row) -> Row:
   for each in report["collectives"]:
     sent[each["kind"]] = sent.get(each["kind"], 0) + each["count"]
   loops = [n for n in report["loops"] if n > 1]
-  longest = max(report["compiler_ms"], report["compute_ms"], report["memory_ms"])
+  longest = max(
+    report["compiler_ms"], report["compute_ms"], report["memory_ms"]
+  )
   return {
     "parts": report["parts"],
     "GiB": round(report["total"], 3),

@@ -12,6 +12,7 @@ so pairs are merged into complex arrays there.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from jaxformers.foundations import platforms
 from jaxformers.foundations.registry import check_keywords
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
+KERNEL_STEPS = 128  # Steps whose numbers the kernel holds at a time.
 CHUNK = 32  # Steps per chunk of the form "chunked"; chunks run in parallel.
 
 
@@ -142,10 +144,12 @@ def linear_scan(
     form: algorithm, one of these. "scan" runs one step after another.
       "associative" combines steps in a tree of depth log n. "chunked" runs
       chunks of steps in parallel, then combines the chunks one after another;
-      products of `CHUNK` factors must not overflow. "fft" convolves b with the
-      powers of a; it needs factors that are equal in every step with |a| <= 1,
-      and no mask, and its errors are relative to the largest state. "auto" is
-      "scan" on a CPU, and "associative" on other devices.
+      products of `CHUNK` factors must not overflow. "kernel" runs one step
+      after another in a Pallas kernel for TPUs; other devices interpret it,
+      slowly. "fft" convolves b with the powers of a; it needs factors that are
+      equal in every step with |a| <= 1, and no mask, and its errors are
+      relative to the largest state. "auto" is "scan" on a CPU, "kernel" on TPUs
+      whose mesh splits only rows, and "associative" on other devices.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],
@@ -191,7 +195,7 @@ def linear_scan(
       factor = _map(lambda x: jnp.flip(x, 1), factor)
   if form == "auto":
     form = _fastest()
-  if form != "fft" and platforms.backend() == "cpu":
+  if form not in ("fft", "kernel") and platforms.backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
   states = _states(form, factor, added, keep, start)
   last = _map(lambda x: x[:, -1], states)
@@ -592,14 +596,97 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   return _plus(states, times(decay, _map(lambda x: x[:, None], start)))
 
 
+def _kernel(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
+  """Runs one step after another in a Pallas kernel for TPUs.
+
+  The state stays in registers. Without a kernel, every step of a loop is a
+  program of its own, and every level of a tree writes all numbers again.
+  """
+  factor = _map(
+    lambda x: jnp.broadcast_to(x, b.real.shape), _ones_where(keep, a)
+  )
+  return platforms.by_device(
+    lambda rows, _: _run_kernel(*rows), (factor, b, start)
+  )
+
+
+def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
+  """Returns the states of the rows of one device, [batch, n, ...].
+
+  Args:
+    factor: factors of all steps, [batch, n, ...].
+    b: added terms, [batch, n, ...].
+    start: state before the first step, [batch, ...].
+  """
+  from jax.experimental import pallas  # Slow to import, and for TPUs only.
+  from jax.experimental.pallas import tpu
+
+  batch, n, *rest = b.real.shape
+  size = batch * math.prod(rest)
+  length = min(KERNEL_STEPS, n)
+
+  # The numbers of a step become tiles of 8 x 128, [n, tiles, 8, 128].
+  def tile(x: jax.Array) -> jax.Array:
+    x = jnp.moveaxis(x, 0, 1).reshape(x.shape[1], size)
+    x = jnp.pad(x, ((0, -len(x) % length), (0, -size % 1_024)))
+    return x.reshape(len(x), -1, 8, 128)
+
+  def cut(x: jax.Array) -> jax.Array:
+    x = x.reshape(len(x), -1)[:n, :size].reshape(n, batch, *rest)
+    return jnp.moveaxis(x, 0, 1)
+
+  first = _map(lambda x: tile(x[:, None])[:1], start)
+  tiles = jax.tree.map(tile, (factor, b))
+  leaves, structure = jax.tree.flatten((*tiles, first))
+
+  def kernel(*refs: Any) -> None:
+    factor, added, first = jax.tree.unflatten(structure, refs[: len(leaves)])
+    rest = refs[len(leaves) :]
+    count = len(rest) // 2
+    out, state = (Pair(*part) for part in (rest[:count], rest[count:]))
+
+    @pallas.when(pallas.program_id(1) == 0)
+    def _begin() -> None:
+      for ref, x in zip(jax.tree.leaves(state), jax.tree.leaves(first)):
+        ref[...] = x[0, 0]
+
+    def step(t: jax.Array, h: Pair) -> Pair:
+      at_t = functools.partial(_map, lambda ref: ref[t, 0])
+      h = _plus(times(at_t(factor), h), at_t(added))
+      for ref, x in zip(jax.tree.leaves(out), jax.tree.leaves(h)):
+        ref[t, 0] = x
+      return h
+
+    h = jax.lax.fori_loop(0, length, step, _map(lambda ref: ref[...], state))
+    for ref, x in zip(jax.tree.leaves(state), jax.tree.leaves(h)):
+      ref[...] = x
+
+  steps = pallas.BlockSpec((length, 1, 8, 128), lambda i, t: (t, i, 0, 0))
+  once = pallas.BlockSpec((1, 1, 8, 128), lambda i, t: (0, i, 0, 0))
+  long = jax.tree.leaves(tiles[1])
+  states = pallas.pallas_call(
+    kernel,
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in long],
+    grid=(long[0].shape[1], len(long[0]) // length),
+    in_specs=[once if len(x) == 1 else steps for x in leaves],
+    out_specs=[steps] * len(long),
+    scratch_shapes=[tpu.VMEM((8, 128), x.dtype) for x in long],
+    interpret=platforms.backend() != "tpu",
+  )(*leaves)
+  return _map(cut, Pair(*states))
+
+
 FORMS = {
   "scan": _scan,
   "associative": _associative,
   "chunked": _chunked,
+  "kernel": _kernel,
   "fft": _fft,
 }
 
 
 def _fastest() -> str:
   """Returns the name of the fastest form for the current device."""
+  if platforms.backend() == "tpu" and platforms.splits_only_rows():
+    return "kernel"
   return "scan" if platforms.backend() == "cpu" else "associative"

@@ -1,16 +1,19 @@
-"""The device for which a program is traced."""
+"""The device and the mesh for which a program is traced."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Device of the programs that are traced; None for the process's own devices.
 _TARGET: contextvars.ContextVar[Any] = contextvars.ContextVar(
   "target", default=None
 )
+# Mesh axes over which the rows of a batch are split.
+ROWS = ("data", "fsdp")
 # Names of backends, by the names of their devices.
 _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
 
@@ -49,3 +52,46 @@ def backend() -> str:
   if device is None:
     return jax.default_backend()
   return _BACKENDS.get(device.platform, device.platform)
+
+
+def by_device(
+  function: Callable[..., Any], rows: Any, shared: Any = None
+) -> Any:
+  """Returns `function(rows, shared)`, with the rows of each device on their own.
+
+  XLA would gather the rows of all devices for a Fourier transform, would ask
+  all devices before it takes a branch, and refuses to split a kernel. Without a
+  mesh that splits rows, this is a plain call.
+
+  Args:
+    function: function of trees of arrays, which returns a tree of arrays. It
+      is called with the rows of one device. Along the first axis its results
+      are joined, so a sum over rows is returned once for each device.
+    rows: tree of arrays [b, ...].
+    shared: tree of arrays that every device has.
+  """
+  import jax
+  from jax.sharding import PartitionSpec
+
+  sizes = jax.sharding.get_abstract_mesh().shape
+  axes = tuple(axis for axis in ROWS if sizes.get(axis, 1) > 1)
+  count = math.prod(sizes[axis] for axis in axes)
+  # A model that is initialised with one example has no rows to split.
+  if count == 1 or any(x.shape[0] % count for x in jax.tree.leaves(rows)):
+    return function(rows, shared)
+  split = PartitionSpec(axes)
+  return jax.shard_map(
+    function,
+    in_specs=(split, PartitionSpec()),
+    out_specs=split,
+    axis_names={axis for axis in sizes if axis in ROWS or sizes[axis] == 1},
+    check_vma=False,
+  )(rows, shared)
+
+
+def splits_only_rows() -> bool:
+  """Returns True if the mesh splits nothing but the rows of a batch."""
+  import jax
+
+  sizes = jax.sharding.get_abstract_mesh().shape
+  return all(axis in ROWS or size == 1 for axis, size in sizes.items())

@@ -18,7 +18,6 @@ from jaxformers.foundations import platforms
 MODEL = "model"  # Mesh axis over which experts are split.
 PMAP = "data"  # Axis that pmap maps over.
 SEQUENCE = "sequence"  # Mesh axis over which tokens are split.
-ROWS = ("data", "fsdp")  # Mesh axes over which the rows of a batch are split.
 
 
 def _mesh() -> jax.sharding.AbstractMesh:
@@ -81,37 +80,6 @@ def each_sample(function: Callable[..., Any], *arrays: Any) -> Any:
   if not on_one_cpu():
     return jax.vmap(function)(*arrays)
   return jax.lax.map(lambda sample: function(*sample), arrays)
-
-
-def by_device(
-  function: Callable[..., Any], rows: Any, shared: Any = None
-) -> Any:
-  """Returns `function(rows, shared)`, with the rows of each device on their own.
-
-  XLA would gather the rows of all devices for a Fourier transform, and would
-  ask all devices before it takes a branch. Without a mesh that splits rows,
-  this is a plain call.
-
-  Args:
-    function: function of trees of arrays, which returns a tree of arrays. It
-      is called with the rows of one device. Along the first axis its results
-      are joined, so a sum over rows is returned once for each device.
-    rows: tree of arrays [b, ...].
-    shared: tree of arrays that every device has.
-  """
-  axes = tuple(axis for axis in ROWS if _mesh().shape.get(axis, 1) > 1)
-  count = math.prod(_mesh().shape[axis] for axis in axes)
-  # A model that is initialised with one example has no rows to split.
-  if count == 1 or any(x.shape[0] % count for x in jax.tree.leaves(rows)):
-    return function(rows, shared)
-  split = PartitionSpec(axes)
-  return jax.shard_map(
-    function,
-    in_specs=(split, PartitionSpec()),
-    out_specs=split,
-    axis_names=set(axes),
-    check_vma=False,
-  )(rows, shared)
 
 
 def for_samples(z: jax.Array, count: int) -> jax.Array:

@@ -82,9 +82,7 @@ def _eliminate_in_kernel(m: jax.Array, *, interpret: bool = False) -> jax.Array:
       pivot = 1 / jnp.where(columns == i, row, 0).sum(1, keepdims=True)
       row = row * pivot
       cleared = jnp.where(columns == i, -column * pivot, m - column * row)
-      return jnp.where(
-        rows == i, jnp.where(columns == i, pivot, row), cleared
-      )
+      return jnp.where(rows == i, jnp.where(columns == i, pivot, row), cleared)
 
     inverse_ref[0] = jax.lax.fori_loop(0, d, eliminate, m_ref[0])
 

@@ -73,6 +73,11 @@ class Report:
   collectives: tuple[programs.Collective, ...]
   seconds: float
 
+  @property
+  def static_ms(self) -> float:
+    """The longest of the times of the compiler, the products and the bytes."""
+    return max(self.compiler_ms, self.compute_ms, self.memory_ms)
+
 
 def batch_shapes(sizes: Mapping[str, Any], rows: int) -> dict[str, Any]:
   """Returns the shapes of the longest batch of a task, from its sizes.

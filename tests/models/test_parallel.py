@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxformers.foundations.platforms import by_device
 from jaxformers.models import parallel
 from jaxformers.models.mixers import convolution
 from jaxformers.models.parallel import (
   MODEL,
   SEQUENCE,
-  by_device,
   column_sums,
   dot_general,
   each_sample,

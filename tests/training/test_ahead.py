@@ -76,7 +76,7 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
   sent = [(each.kind, each.count) for each in report.collectives]
   assert sent == [("all-reduce", 1)]
   # A kernel inverts the matrices of orthogonal maps.
-  assert ("tpu_custom_call" in texts[0]) == (model in INVERTING)
+  assert ("pallas_call" in texts[0]) == (model in INVERTING)
   products = [line for line in texts[0].splitlines() if PRODUCT.search(line)]
   assert products  # Those of tokens and weights.
   for line in products:

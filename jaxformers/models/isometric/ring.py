@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
-from jaxformers.models import parallel
+from jaxformers.foundations import platforms
 from jaxformers.models.mixers.convolution import move_back, to_front
 
 LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
@@ -281,7 +281,7 @@ def _apply(
 
     return _by_length(x, lengths, run)
 
-  return parallel.by_device(apply, (x, lengths), sections)
+  return platforms.by_device(apply, (x, lengths), sections)
 
 
 def _apply_forward(
@@ -334,7 +334,7 @@ def _apply_backward(
     grads, back = _by_length(x, lengths, run)
     return jax.tree.map(lambda grad: grad[None], grads), back
 
-  grads, back = parallel.by_device(differentiate, (x, lengths, g), sections)
+  grads, back = platforms.by_device(differentiate, (x, lengths, g), sections)
   return jax.tree.map(lambda grad: grad.sum(0), grads), back, None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.models import parallel
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.scan import Pair, times
@@ -62,10 +63,10 @@ def convolve(
   size = 2 * n
   # Transform along the last axis, which is faster on CPUs.
   x_last = jnp.swapaxes(x, 1, 2)
-  spectrum = parallel.by_device(lambda x, _: jnp.fft.rfft(x, size), x_last)
+  spectrum = platforms.by_device(lambda x, _: jnp.fft.rfft(x, size), x_last)
   response = jnp.fft.rfft(on_ring(kernel, backward))
   spectrum = spectrum * parallel.for_samples(response, b)
-  y = parallel.by_device(lambda s, _: jnp.fft.irfft(s, size), spectrum)
+  y = platforms.by_device(lambda s, _: jnp.fft.irfft(s, size), spectrum)
   return jnp.swapaxes(y[..., :n], 1, 2).astype(x.dtype)
 
 
@@ -124,4 +125,4 @@ def _reorder(x: jax.Array, mask: jax.Array, *, back: bool) -> jax.Array:
     is_whole = (mask[:, 1:] <= mask[:, :-1]).all()
     return jax.lax.cond(is_whole, lambda x, _: x, take, *rows)
 
-  return parallel.by_device(reorder, (x, mask))
+  return platforms.by_device(reorder, (x, mask))

@@ -8,14 +8,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Factor, Length, OptionalSize
 from jaxformers.models.attention import attention
 from jaxformers.models.dropout import Dropout
-from jaxformers.models.mixers.blocked import Keys, attend_to
+from jaxformers.models.mixers.blocked import Keys, attend_to, split
 from jaxformers.models.mixers.landmarks import ranks, tokens_first
+from jaxformers.models.mixers.scores import HIGHEST
 from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
+
+# Queries of a block of `_measure_by_blocks`, and base of the digits of a key.
+BLOCK, DIGIT = 256, 64
 
 MODELS.register("informer")(Variant("informer"))
 
@@ -111,6 +116,8 @@ def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
     index: positions of the sampled keys, [b, n, samples].
   """
   q, k = wide(q), wide(k)
+  if platforms.backend() == "tpu":
+    return _measure_by_blocks(q, k, index)
 
   # The carry is the maximum and the sum over the samples so far.
   def add(
@@ -124,3 +131,36 @@ def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
   start = jnp.full_like(q[..., 0], -jnp.inf), jnp.zeros_like(q[..., 0])
   (most, total), _ = jax.lax.scan(add, start, jnp.moveaxis(index, 2, 0))
   return most - total / index.shape[2]
+
+
+def _measure_by_blocks(
+  q: jax.Array, k: jax.Array, index: jax.Array
+) -> jax.Array:
+  """Returns `_measure` from all products of a block of queries with the keys.
+
+  A TPU reads single keys slowly: by the compiler's cycles, the loop over the
+  samples takes twelve times as long for 2,000 tokens.
+  """
+  b, h, n, e = q.shape
+
+  def measure(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+    q, index = block  # [b, h, m, e] and [b, m, samples].
+    scores = jnp.einsum("bhie,bhje->bhij", q, k, precision=HIGHEST)
+    # How often query i samples key j, [b, m, n]: with j = DIGIT j' + j'', a
+    # product of the digits' one-hot codes over the samples.
+    high, low = jnp.divmod(index, DIGIT)
+    digits = jax.nn.one_hot(high, -(-n // DIGIT)), jax.nn.one_hot(low, DIGIT)
+    count = jnp.einsum("bmsi,bmsj->bmij", *digits)
+    count = count.reshape(*index.shape[:2], -1)[:, None, :, :n]
+    most = jnp.where(count > 0, scores, -jnp.inf).max(-1)
+    return most - (scores * count).sum(-1) / index.shape[2]
+
+  # Pad the queries to whole blocks.
+  length = min(BLOCK, n)
+  blocks = jax.tree.map(
+    lambda x, axis: jnp.moveaxis(split(x, length, axis), axis, 0),
+    (q, index),
+    (2, 1),
+  )
+  y = jnp.moveaxis(jax.lax.map(measure, blocks), 0, 2)
+  return y.reshape(b, h, -1)[..., :n]

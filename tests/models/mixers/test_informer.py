@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from jaxformers.models.dropout import Dropout
-from jaxformers.models.mixers.informer import informer
+from jaxformers.models.mixers.informer import (
+  _measure,
+  _measure_by_blocks,
+  informer,
+)
+from tests import draws
 from tests.models.mixers.oracle import (
   B,
   H,
@@ -94,3 +99,10 @@ def test_informer_refuses_wrong_options(options):
   )
   with pytest.raises(ValueError, match=f"{option}={options[option]}"):
     call(mask=jnp.ones((1, 4), bool), **options)
+
+
+def test_the_measure_by_blocks_is_that_of_the_loop():
+  q, k = (draws.normal(i, (2, 3, 300, 8)) for i in (0, 1))
+  index = jnp.asarray(np.random.default_rng(2).integers(0, 300, (2, 300, 17)))
+  found = _measure_by_blocks(q, k, index)
+  np.testing.assert_allclose(found, _measure(q, k, index), atol=1e-5)
