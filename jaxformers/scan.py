@@ -639,6 +639,11 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
   tiles = jax.tree.map(tile, (factor, b))
   leaves, structure = jax.tree.flatten((*tiles, first))
 
+  def write(refs: Pair, place: Any, values: Pair) -> None:
+    for ref, x in zip(refs, values, strict=True):
+      if x is not None:
+        ref[place] = x
+
   def kernel(*refs: Any) -> None:
     factor, added, first = jax.tree.unflatten(structure, refs[: len(leaves)])
     rest = refs[len(leaves) :]
@@ -647,19 +652,16 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
 
     @pallas.when(pallas.program_id(1) == 0)
     def _begin() -> None:
-      for ref, x in zip(jax.tree.leaves(state), jax.tree.leaves(first)):
-        ref[...] = x[0, 0]
+      write(state, ..., _map(lambda ref: ref[0, 0], first))
 
     def step(t: jax.Array, h: Pair) -> Pair:
       at_t = functools.partial(_map, lambda ref: ref[t, 0])
       h = _plus(times(at_t(factor), h), at_t(added))
-      for ref, x in zip(jax.tree.leaves(out), jax.tree.leaves(h)):
-        ref[t, 0] = x
+      write(out, (t, 0), h)
       return h
 
     h = jax.lax.fori_loop(0, length, step, _map(lambda ref: ref[...], state))
-    for ref, x in zip(jax.tree.leaves(state), jax.tree.leaves(h)):
-      ref[...] = x
+    write(state, ..., h)
 
   steps = pallas.BlockSpec((length, 1, 8, 128), lambda i, t: (t, i, 0, 0))
   once = pallas.BlockSpec((1, 1, 8, 128), lambda i, t: (0, i, 0, 0))

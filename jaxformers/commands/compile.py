@@ -1,16 +1,18 @@
-r"""Compiles the steps of a config for a TPU that this machine does not have.
+r"""Compiles the steps of a config for TPUs or GPUs that need not be there.
 
 jaxformers compile lra/listops:model=transject --device v5e:2x2
 jaxformers compile lra/text:model=s5 --device v5e:4x4 --slices 2 \
     --sizes vocab_size=257,max_len=4000,num_classes=2 --config.mesh=data:32
 
-The real TPU compiler plans the memory of each device, in as many parts of the
-batch as fit. Operations, bytes and the compiler's cycles are counted with the
+The real compiler plans the memory of each device, in as many parts of the batch
+as fit. Operations, bytes and the compiler's cycles are counted with the
 bodies of loops times their trips. "compiler ms" is the compiler's own estimate;
 "compute ms" and "memory ms" are the operations and the bytes at the published
 peaks of the device.
 
---sizes gives the sizes of the task; without it the data are prepared.
+--sizes gives the sizes of the task; without it the data are prepared. --out
+writes the train step to a file. A run on such devices with the same config and
+--config.program=FILE starts without compiling it.
 """
 
 from __future__ import annotations
@@ -72,9 +74,10 @@ def table(reports: Sequence[Report]) -> str:
 
 @cli.command(
   cli.argument("config", help="name or path.py:key=value,..."),
-  cli.option("device", "v5e:2x2", "topology of a slice: v5e:4x4, v5p:2x2x1"),
+  cli.option("device", "v5e:2x2", "v5e:4x4, v5litepod-16, h100:8, ..."),
   cli.argument("--slices", type=int, default=1, help="number of slices"),
   cli.option("sizes", "", "sizes of the task, such as vocab_size=257,..."),
+  cli.option("out", "", "file for the train step, for config.program"),
   cli.JSON,
   takes_overrides=True,
 )
@@ -83,6 +86,7 @@ def main(
   device: str,
   slices: int,
   sizes: str,
+  out: str,
   as_json: bool,
   overrides: Sequence[str],
 ) -> None:
@@ -104,6 +108,8 @@ def main(
   )
   ahead = Ahead(loaded, devices, topologies.CHIPS[kind], task_sizes)
   reports = [ahead.train(), ahead.evaluation()]
+  if out:
+    ahead.save(out, reports[0].parts)
   cli.show(
     [dataclasses.asdict(report) for report in reports],
     (

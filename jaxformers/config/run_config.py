@@ -38,6 +38,7 @@ RESUMABLE_FIELDS = (
   "data_dir",
   "imports",
   "mesh",
+  "program",
   "task.archive",
   "task.vocabulary",
   "tensorboard",
@@ -232,6 +233,9 @@ class RunConfig:
   parallel: Annotated[str, "jit over a mesh, or pmap"] = "jit"
   mesh: Annotated[
     str, "devices per axis, as data:2,sequence:4; empty: all for data"
+  ] = ""
+  program: Annotated[
+    str, "train step from jaxformers compile --out; empty: compile it"
   ] = ""
   data_dir: Annotated[
     str, "folder of data; empty: $JAXFORMERS_DATA_DIR or ~/.cache/jaxformers"

@@ -57,7 +57,7 @@ def backend() -> str:
 def by_device(
   function: Callable[..., Any], rows: Any, shared: Any = None
 ) -> Any:
-  """Returns `function(rows, shared)`, with the rows of each device on their own.
+  """Returns `function(rows, shared)`, with each device's rows on their own.
 
   XLA would gather the rows of all devices for a Fourier transform, would ask
   all devices before it takes a branch, and refuses to split a kernel. Without a

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,14 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call
 from jaxformers.models import make_variables
 from jaxformers.models.model import has_statistics
-from jaxformers.training import compilers, memory, optim, programs, run
+from jaxformers.training import (
+  compilers,
+  executables,
+  memory,
+  optim,
+  programs,
+  run,
+)
 from jaxformers.training import state as states
 from jaxformers.training.layout import Layout, placed_shapes
 from jaxformers.training.losses import LOSSES
@@ -172,9 +179,8 @@ class Ahead:
     else:
       self.batch = batch_shapes(sizes, rows)
     image = sizes.get("image")
-    self.layout.check_lengths(
-      image[:1] if image else pad_lengths(sizes["max_len"], config.buckets)
-    )
+    self.lengths = pad_lengths(sizes["max_len"], config.buckets)
+    self.layout.check_lengths(image[:1] if image else self.lengths)
     self.model = call(
       "config.model", models.build, {**vars(config.model), **sizes}
     )
@@ -217,12 +223,44 @@ class Ahead:
     )
 
   def _compile_train(self, parts: int) -> Report:
-    step = make_step(self.config, self.model, self.tx, self.layout, parts)
-    compiled, _ = compilers.compile_jit(
-      step, self.layout, state=self.state, donate=True
+    report, self._program = self._report(
+      "train", parts, self._lower_train(parts, self.batch)
     )
-    state = placed_shapes(self.state, self.layout.state_sharding(self.state))
-    return self._report("train", parts, compiled, state, self.batch)
+    return report
+
+  def _lower_train(self, parts: int, batch: dict[str, Any]) -> Any:
+    layout = self.layout
+    step = make_step(self.config, self.model, self.tx, layout, parts)
+    compiled, _ = compilers.compile_jit(
+      step, layout, state=self.state, donate=True
+    )
+    state = placed_shapes(self.state, layout.state_sharding(self.state))
+    batch = placed_shapes(batch, layout.batch_sharding(batch))
+    return compiled.lower(state, batch)
+
+  def save(self, path: str, parts: int) -> None:
+    """Writes the train step for every length of batches to a file.
+
+    `config.program` names the file for a run; see `executables`.
+
+    Args:
+      path: file to write.
+      parts: parts of the batch in the report of `train`.
+    """
+    compiled = {executables.batch_key(self.batch): self._program}
+    *shorter, longest = self.lengths
+    for length in shorter:
+
+      def cut(x: Any, length: int = length) -> Any:
+        has_tokens = x.shape[1:] and x.shape[-1] == longest
+        shape = (*x.shape[:-1], length) if has_tokens else x.shape
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+      batch = {name: cut(x) for name, x in self.batch.items()}
+      lowered = self._lower_train(parts, batch)
+      compiled[executables.batch_key(batch)] = _compile(lowered)
+    facts = executables.describe(self.config, self.layout)
+    executables.save(path, facts, parts, compiled)
 
   def evaluation(self) -> Report:
     """Compiles the evaluation step, for batches of `config.eval_batch_size`.
@@ -246,32 +284,26 @@ class Ahead:
     }
     step = functools.partial(eval_step, model=self.model)
     compiled, _ = compilers.compile_jit(step, layout)
+    batch = placed_shapes(batch, layout.batch_sharding(batch))
+    lowered = compiled.lower(variables, batch)
     try:
-      return self._report("evaluation", 1, compiled, variables, batch)
+      return self._report("evaluation", 1, lowered)[0]
     except MemoryError as error:
       raise UserError(
         f"An evaluation needs {error}, and a device has {self.chip.gib:g} GiB: "
         "set a smaller --config.eval_batch_size."
       ) from error
 
-  def _report(
-    self,
-    name: str,
-    parts: int,
-    compiled: Callable[..., Any],
-    first: Any,
-    batch: dict[str, Any],
-  ) -> Report:
-    """Compiles a step for shapes, and reads the program.
+  def _report(self, name: str, parts: int, lowered: Any) -> tuple[Report, Any]:
+    """Compiles a lowered step, and reads the program.
 
     Raises:
       MemoryError: if the compiler refuses the step for its memory, with the
         memory that it needs.
     """
     layout, chip = self.layout, self.chip
-    batch = placed_shapes(batch, layout.batch_sharding(batch))
     began = time.perf_counter()
-    program = _compile(compiled.lower(first, batch))  # type: ignore[attr-defined]
+    program = _compile(lowered)
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()
@@ -283,7 +315,7 @@ class Ahead:
     binds = "compute" if compute_ms > memory_ms else "memory"
     if compiler_ms > 4 * max(compute_ms, memory_ms):
       binds = "loops"
-    return Report(
+    report = Report(
       step=name,
       parts=parts,
       devices=len(devices),
@@ -301,3 +333,4 @@ class Ahead:
       collectives=counts.collectives,
       seconds=seconds,
     )
+    return report, program

@@ -24,12 +24,14 @@ from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import (
   compilers,
   disk,
+  executables,
   memory,
   origin,
   processes,
   resume,
 )
 from jaxformers.training.evaluate import make_evaluator
+from jaxformers.training.executables import batch_key
 from jaxformers.training.layout import Layout
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
@@ -103,7 +105,7 @@ class Trainer:
 
   def train_step(self, state: TrainState, batch: Any) -> Any:
     """Returns the state after one step, and its sums; donates the state."""
-    return self._programs.get(_shapes(batch), self._step)(state, batch)
+    return self._programs.get(batch_key(batch), self._step)(state, batch)
 
   def plan(self) -> int:
     """Compiles the step for the longest batch, which must fit the device.
@@ -124,6 +126,8 @@ class Trainer:
       return 0
     # Compile the step for the longest batch, and read its planned memory.
     batch = self._place(self._loader.batch(self._longest(), (0, 0)))
+    if self.run.config.program:
+      self._load_programs(batch)
     device = self.layout.mesh.devices.flat[0]
     available = memory.device_bytes(device)
     needed, program = self._planned(batch)
@@ -133,6 +137,7 @@ class Trainer:
       rows = self.run.config.batch_size // self.layout.parts
       while needed > available and (more := more_parts(rows, self.parts)):
         self.parts = more
+        self._programs.clear()
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
       # BatchNorm and some losses would see only one part: the user must agree.
@@ -140,11 +145,30 @@ class Trainer:
       is_chosen = self.run.config.accumulate or sees_batch
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
-    self._programs[_shapes(batch)] = program
+    self._programs[batch_key(batch)] = program
     return needed
 
+  def _load_programs(self, batch: Any) -> None:
+    """Loads the compiled steps of `config.program`, if they fit this run.
+
+    Raises:
+      UserError: if the file is missing or of another kind.
+    """
+    c = self.run.config
+    facts = executables.describe(c, self.layout)
+    found = executables.load(c.program, facts, self._step, self.state, batch)
+    if not isinstance(found, str):
+      parts, programs = found
+      if c.accumulate in (0, parts):
+        self.parts, self._programs = parts, programs
+        self._step, _ = self._compile()  # For other shapes of batches.
+        return
+      found = f"its number of parts is {parts}"
+    print(f"config.program={c.program!r} is not used: {found}. Compiling.")
+
   def _planned(self, batch: Any) -> tuple[int, Any]:
-    program = self._step.lower(self.state, batch).compile()
+    program = self._programs.get(batch_key(batch))
+    program = program or self._step.lower(self.state, batch).compile()
     return memory.planned_bytes(program), program
 
   def _longest(self) -> np.ndarray:
@@ -273,11 +297,6 @@ def more_parts(rows: int, parts: int) -> int:
   """
   greater = range(2 * parts, rows + 1)
   return next((more for more in greater if rows % more == 0), 0)
-
-
-def _shapes(batch: Any) -> Any:
-  """Returns the shapes of a batch, by which compiled programs differ."""
-  return tuple((name, x.shape) for name, x in sorted(batch.items()))
 
 
 def begin(run: Run, record: dict[str, Any] | None = None) -> None:

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
-from jaxformers.foundations import platforms
 from jaxformers.models.mixers.convolution import move_back, to_front
 
 LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.

@@ -141,7 +141,7 @@ def _measure_by_blocks(
   A TPU reads single keys slowly: by the compiler's cycles, the loop over the
   samples takes twelve times as long for 2,000 tokens.
   """
-  b, h, n, e = q.shape
+  b, h, n, _ = q.shape
 
   def measure(block: tuple[jax.Array, jax.Array]) -> jax.Array:
     q, index = block  # [b, h, m, e] and [b, m, samples].
