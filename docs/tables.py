@@ -27,7 +27,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/results.md", "docs/performance.md")
+PAGES = (
+  "README.md",
+  "docs/devices.md",
+  "docs/performance.md",
+  "docs/results.md",
+)
 MARKED = re.compile(
   r"(?<=<!-- table: )([\w/]+)((?: \w+)*) -->\n.*?(?=<!-- end of table -->)",
   re.S,
@@ -114,7 +119,8 @@ def source(name: str) -> str:
   records = read(name)
   seeds = sorted({seed for record in records for seed in record["seeds"]})
   file = f"results/{name.partition('/')[0]}.jsonl"
-  parts = [f"seeds {', '.join(map(str, seeds))}"] if seeds else []
+  word = "seed" if len(seeds) == 1 else "seeds"
+  parts = [f"{word} {', '.join(map(str, seeds))}"] if seeds else []
   listed = [c for r in records for c in r["commit"].split(", ")]
   commits = ", ".join(dict.fromkeys(listed))
   parts += [f"commit{'s' if ' ' in commits else ''} {commits}"]

@@ -14,7 +14,7 @@ encoder     builds an encoder to use inside your own Flax module
 ModelConfig all fields of a model; build(config) builds it
 RunConfig   all fields of a run; train(config) trains it
 generate    continues prompts with a language model
-linear_scan computes linear recurrences, real or complex, in four forms
+linear_scan computes linear recurrences, real or complex, in five forms
 orthogonal  maps from free matrices to rotations
 tasks       data sets under named protocols; tasks.from_arrays for your data
 mixers      one module for every kind of attention and recurrence

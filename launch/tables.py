@@ -2,7 +2,7 @@ r"""Reproduces a table or figure of the papers: its runs, then the table.
 
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run \
-    --accelerator h100
+    --device v5e:4x4
 
 Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2;
 the list is below. Every run has the protocol of the table. PATH is a folder
@@ -20,9 +20,9 @@ table if the configs have such a size, and `--models` runs a part of it.
 and with estimates of hours and memory on the local device. The estimates
 combine the operations of the model, the measured rate of a large product and
 the share of it that a step usually reaches, so they are right within a factor
-of two or so. `--accelerator` adds the hours on a100, h100, h200, v4, v5e, v5p
-or v6e, or on several chips (h100:8, v4-8). These assume a fifth of the chip's
-peak, which is not measured.
+of two or so. `--device` also compiles the steps of every run for that device,
+which need not be there, and adds the hours by the compiler's count. This takes
+a minute or more for each run of a table. See docs/devices.md.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.sweep import arguments, grid, plans
 from jaxformers.sweep.runs import Sweep, candidates, run_grid
+from jaxformers.training import topologies
 
 SPEED = "transject_3"
 SPEED_TITLE = "TransJect, table 3: parameters and speed of inference"
@@ -59,7 +60,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[Any, list[str]]:
     arguments.SLURM,
     cli.switch("--dry_run", help="print commands and estimates, run nothing"),
     cli.option(
-      "accelerator", "", "with --dry_run: hours on h100, a100, v4-8 ..., too"
+      "device", "", "with --dry_run: hours on v5e:4x4, h100:8, ..., too"
     ),
     arguments.STRICT,
   )
@@ -73,7 +74,7 @@ def _print_estimates(
   sweep: Sweep,
   cells: Sequence[grid.Cell],
   seeds: Sequence[int],
-  accelerator: str,
+  device: str,
 ) -> None:
   """Prints the cost of a run of each cell, and of all runs together.
 
@@ -81,12 +82,12 @@ def _print_estimates(
     sweep: runs of the table.
     cells: cells of the table.
     seeds: seeds of every cell.
-    accelerator: name of another device to give hours for, or "".
+    device: name of another device to give hours for, or "".
   """
   from jaxformers.sweep import estimates  # Starts the device.
 
-  if accelerator:
-    estimates.accelerator_rate(accelerator, "float32")  # Check the name.
+  if device:
+    topologies.describe_devices(device)  # Check the name.
   # Estimate one seed of each cell.
   rate = estimates.measure_rate()
   configs = [sweep.load_config(cell, seeds[0]) for cell in cells]
@@ -104,16 +105,13 @@ def _print_estimates(
     for cell, cost, facts in zip(cells, costs, data, strict=True)
   ]
   header = ["run", "steps", "hours", "GB", "data"]
-  # Add a column with the hours on the accelerator.
+  # Add a column with the hours on the device.
   there: list[float] = []
-  if accelerator:
-    there = [
-      estimates.accelerator_hours(cost, config, accelerator)
-      for cost, config in zip(costs, configs, strict=True)
-    ]
-    header.insert(3, f"hours, {accelerator}")
-    for line, hours in zip(lines, there, strict=True):
-      line.insert(3, f"{hours:,.2f}")
+  if device:
+    for line, config, facts in zip(lines, configs, data, strict=True):
+      there.append(estimates.compiled_hours(config, facts, device))
+      line.insert(3, f"{there[-1]:,.2f}")
+    header.insert(3, f"hours, {device}")
   # Print the table, and the hours of all runs.
   right = range(1, len(header) - 1)
   print("\n" + markdown_table(header, lines, right=tuple(right)))
@@ -123,18 +121,10 @@ def _print_estimates(
     f"{total:,.0f} hours one after the other, with products at "
     f"{rate / 1e9:,.0f} GFLOP/s. Estimated, not measured."
   )
-  # State the assumptions about the accelerator.
-  if accelerator:
-    dtypes = sorted({config.model.dtype for config in configs})
-    peaks = " and ".join(
-      f"{estimates.accelerator_rate(accelerator, dtype) / 1e12:,.0f} TFLOP/s "
-      f"in {dtype}"
-      for dtype in dtypes
-    )
+  if device:
     print(
-      f"On {accelerator} about {len(seeds) * sum(there):,.1f} hours, if steps "
-      f"reach {estimates.ACCELERATOR_SHARE:.0%} of its peak of {peaks}: "
-      "assumed, not measured."
+      f"On {device} about {len(seeds) * sum(there):,.1f} hours, by the "
+      "compiled steps: not measured."
     )
 
 
@@ -158,10 +148,10 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   plan = plans.find_plan(args.table)
   if args.workdir is None:
     raise UserError("The runs need a folder: give --workdir.")
-  if args.accelerator and not args.dry_run:
+  if args.device and not args.dry_run:
     raise UserError(
-      f"--accelerator={args.accelerator} is for estimates: add --dry_run, or "
-      "remove --accelerator."
+      f"--device={args.device} is for estimates: add --dry_run, or remove "
+      "--device."
     )
   # Make the cells, and run them or print their commands.
   models = cli.names(args.models)
@@ -175,7 +165,7 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
     # The value for the other seeds is known only after tuning.
     once = seeds[:1] if plan.tuned else seeds
     tuned = candidates(cells, plan.tuned)
-    _print_estimates(sweep, tuned, once, args.accelerator)
+    _print_estimates(sweep, tuned, once, args.device)
   # Print the table of our runs, then the same table next to the paper's.
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")

@@ -4,6 +4,7 @@
 #   launch/tpu_pod.sh create  --name NAME --zone ZONE --type v4-32
 #   launch/tpu_pod.sh install --name NAME --zone ZONE
 #   launch/tpu_pod.sh prepare --name NAME --zone ZONE -- listops
+#   launch/tpu_pod.sh run     --name NAME --zone ZONE --type v4-32 --dry_run -- --config ...
 #   launch/tpu_pod.sh run     --name NAME --zone ZONE -- --config ... --workdir /mnt/shared/runs/NAME
 #   launch/tpu_pod.sh watch   --name NAME --zone ZONE
 #   launch/tpu_pod.sh resume  --name NAME --zone ZONE --type v4-32 -- (as for run)
@@ -18,7 +19,8 @@ usage: launch/tpu_pod.sh ACTION --name NAME --zone ZONE [options] [-- ARGUMENTS]
   --type      accelerator type, such as v4-32; for create and resume
   --version   version of the TPU software; default tpu-ubuntu2204-base
   --spot      a cheaper pod, which may be taken away at any time
-  --dry_run   print the commands and run nothing
+  --dry_run   print the commands and run nothing; "run" with --type also
+              compiles the config for that type and prints its cost
   ARGUMENTS   for prepare: python -m jaxformers prepare ARGUMENTS
               for run and resume: python -m jaxformers.main ARGUMENTS
 TEXT
@@ -105,8 +107,26 @@ quoted() {
   printf ' %q' "$@"
 }
 
+# Compiles the config of the arguments for the type of the pod, on this machine.
+compile_for_type() {
+  local config='' fields=()
+  while (($#)); do
+    case $1 in
+      --config) config=${2:-} && shift ;;
+      --config=*) config=${1#*=} ;;
+      --config.*) fields+=("$1") ;;
+    esac
+    shift
+  done
+  [[ $config ]] || usage
+  local command=(python -m jaxformers compile "$config" --device "$type" "${fields[@]}")
+  say "${command[@]}"
+  "${command[@]}"
+}
+
 run() {
   (($#)) || usage
+  if [[ $dry_run && $type ]]; then compile_for_type "$@"; fi
   # The run continues after the shell that starts it has ended.
   on all "cd jaxformers && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") > run.log 2>&1 & echo \$! > run.pid)"
 }

@@ -27,6 +27,7 @@ from benchmarks import (
   memory,
   orthogonal,
   ours,
+  programs,
   scaling,
   scan,
   speed,
@@ -217,6 +218,56 @@ def test_collectives_counts_bytes_by_operation():
   }
   with pytest.raises(ValueError, match="No groups of devices"):
     scaling.collectives("%a = f32[4]{0} all-reduce(%x), to_apply=%add")
+
+
+def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
+  def report(step):
+    return {
+      "step": step,
+      "parts": 2,
+      "total": 1.23456,
+      "tflop": 0.5,
+      "gigabytes": 2.0,
+      "compiler_ms": 3.0,
+      "compute_ms": 1.0,
+      "memory_ms": 2.0,
+      "binds": "memory",
+      "loops": [4, 1, 0, 6],
+      "collectives": [
+        {"kind": "all-reduce", "count": 1},
+        {"kind": "all-gather", "count": 2},
+        {"kind": "all-gather", "count": 3},
+      ],
+      "seconds": 9.6,
+    }
+
+  calls = []
+
+  def compile_config(config, device, task):
+    calls.append((config, device, task))
+    return [report("train"), report("evaluation")]
+
+  monkeypatch.setattr(programs, "compile_config", compile_config)
+  monkeypatch.setattr(programs, "compilers", lambda device: device)
+  out = tmp_path / "programs.jsonl"
+  options = ["--models=s5", "--tasks=listops", f"--out={out}"]
+  for _ in range(2):  # The second call finds the records of the first one.
+    programs.main([*options, "--device=v5e:2x2"])
+  assert calls == [("lra/listops:model=s5", "v5e:2x2", "listops")]
+  train, evaluation = programs.read(out)
+  assert train["table"] == "v5e_listops_train"
+  assert evaluation["table"] == "v5e_listops_evaluation"
+  assert train["values"] == {
+    "parts": 2,
+    "GiB": 1.235,
+    "TFLOP": 0.5,
+    "GB": 2.0,
+    "static ms": 3.0,
+    "binds": "memory",
+    "trips": 10,
+    "sends": "1 all-reduce, 5 all-gather",
+    "s to compile": 10,
+  }
 
 
 def test_scaling_plans_list_strong_and_weak_meshes():

@@ -73,7 +73,7 @@ def by_device(
   import jax
   from jax.sharding import PartitionSpec
 
-  sizes = jax.sharding.get_abstract_mesh().shape
+  sizes = _free_axes()
   axes = tuple(axis for axis in ROWS if sizes.get(axis, 1) > 1)
   count = math.prod(sizes[axis] for axis in axes)
   # A model that is initialised with one example has no rows to split.
@@ -91,7 +91,14 @@ def by_device(
 
 def splits_only_rows() -> bool:
   """Returns True if the mesh splits nothing but the rows of a batch."""
+  return all(axis in ROWS or size == 1 for axis, size in _free_axes().items())
+
+
+def _free_axes() -> dict[str, int]:
+  """Returns the axes of the mesh that no enclosing map, as pmap, splits."""
   import jax
 
-  sizes = jax.sharding.get_abstract_mesh().shape
-  return all(axis in ROWS or size == 1 for axis, size in sizes.items())
+  mesh = jax.sharding.get_abstract_mesh()
+  return {
+    k: size for k, size in mesh.shape.items() if k not in mesh.manual_axes
+  }

@@ -14,48 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.config import RunConfig
-from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.registry import choose
 from jaxformers.models import attention, build, cost
 from jaxformers.sweep.plans import Data
+from jaxformers.training import topologies
+from jaxformers.training.ahead import Ahead
 
 # A training step reaches this share of the rate of a large product, and takes
 # as long as this number of forward passes: rough figures of docs/mixers.md.
 SHARE, PASSES = 0.35, 3.0
 BYTES_OF_STATE = 16  # Per parameter: itself, its gradient, two means of Adam.
 COUNTED = ("model", "sizes", "length")
-# Assumed share of its peak that an accelerator reaches, not measured. By the
-# compiler's counts, the memory of an H100 limits TransJect at d = 512 and
-# n = 4,096 to a share of 0.19 (docs/devices.md). Narrower models reach less.
-ACCELERATOR_SHARE = 0.2
-
-
-class Accelerator(NamedTuple):
-  """Peak rates of a chip for dense products, in operations per second.
-
-  Attributes:
-    float32: rate of float32 products as JAX runs them by default: TF32 on a
-      GPU, and a pass of bfloat16 on a TPU.
-    bfloat16: rate of bfloat16 products.
-    cores: number that the name of a slice counts per chip; v4-8 has four chips.
-  """
-
-  float32: float
-  bfloat16: float
-  cores: int = 1
-
-
-# Sources: NVIDIA's data sheets of the A100, H100 and H200 (SXM, without
-# sparsity), and Google Cloud's pages "TPU v4", "v5e", "v5p" and "v6e".
-ACCELERATORS = {
-  "a100": Accelerator(156e12, 312e12),
-  "h100": Accelerator(494e12, 989e12),
-  "h200": Accelerator(494e12, 989e12),
-  "v4": Accelerator(275e12, 275e12, 2),
-  "v5e": Accelerator(197e12, 197e12),
-  "v5p": Accelerator(459e12, 459e12, 2),
-  "v6e": Accelerator(918e12, 918e12),
-}
 
 
 class Estimate(NamedTuple):
@@ -65,54 +33,36 @@ class Estimate(NamedTuple):
     steps: number of training steps.
     hours: hours of training and evaluation on the local device.
     gigabytes: memory of a training step, including its state.
-    operations: number of operations of training and evaluation.
   """
 
   steps: int
   hours: float
   gigabytes: float
-  operations: float = 0.0
 
 
-def accelerator_rate(name: str, dtype: str) -> float:
-  """Returns the peak rate of an accelerator, in operations per second.
+def compiled_hours(config: RunConfig, data: Data, device: str) -> float:
+  """Returns the hours of a run by its compiled steps, without a device.
+
+  Every batch counts as the longest. The time of a step is the longest of the
+  compiler's own estimate and of the times at the peaks of the device; loading,
+  communication and checkpoints are not counted.
 
   Args:
-    name: name in `ACCELERATORS`, optionally with a number of chips, such as
-      h100:8, or a slice of TPUs in the names of Google Cloud, such as v4-8.
-    dtype: compute type of the model, "float32" or "bfloat16".
+    config: config of the run.
+    data: facts about the task of the config.
+    device: topology of a TPU slice, or GPUs; see `topologies.read_name`.
 
   Raises:
-    UserError: for an unknown name, or for an impossible number of chips.
+    UserError: for an unknown device, or if the steps do not fit.
   """
-  # Split the name into the chip and a number of chips or of cores.
-  mark = next((mark for mark in ":-" if mark in name), "")
-  chip, _, count = name.partition(mark) if mark else (name, "", "")
-  peaks = ACCELERATORS[choose("accelerator", chip, ACCELERATORS)]
-  unit = peaks.cores if mark == "-" else 1
-  is_slice = mark != "-" or chip.startswith("v")
-  # Convert cores to chips, and refuse numbers that do not exist.
-  chips = int(count) // unit if count.isdecimal() else int(not mark)
-  if not is_slice or chips < 1 or (count and int(count) % unit):
-    raise UserError(
-      f"--accelerator={name}: give a name and a number of chips, such as "
-      "h100, h100:8 or v4:4, or a slice of TPUs such as v4-8."
-    )
-  return chips * (peaks.bfloat16 if dtype == "bfloat16" else peaks.float32)
-
-
-def accelerator_hours(cost: Estimate, config: RunConfig, name: str) -> float:
-  """Returns the hours of a run on an accelerator at `ACCELERATOR_SHARE`.
-
-  The speed is assumed to grow in proportion to the number of chips.
-
-  Args:
-    cost: estimate of the run.
-    config: config of the run.
-    name: see `accelerator_rate`.
-  """
-  rate = accelerator_rate(name, config.model.dtype)
-  return cost.operations / (ACCELERATOR_SHARE * rate) / 3_600
+  kind, _ = topologies.read_name(device)
+  devices = topologies.describe_devices(device)
+  ahead = Ahead(config, devices, topologies.CHIPS[kind], data.sizes)
+  scored = -(-data.validation // config.eval_batch_size)
+  calls = config.total_steps // config.eval_steps * scored
+  milliseconds = config.total_steps * ahead.train().static_ms
+  milliseconds += calls * ahead.evaluation().static_ms
+  return milliseconds / 3_600_000
 
 
 def measure_rate(size: int = 2_048, rounds: int = 5) -> float:
@@ -177,7 +127,7 @@ def estimate(
   rows = -(-batch // max(config.accumulate, 1))
   memory = factor * rows * count.activations
   memory += BYTES_OF_STATE * count.parameters * config.model.num_layers
-  return Estimate(steps, seconds / 3_600, memory / 1e9, operations)
+  return Estimate(steps, seconds / 3_600, memory / 1e9)
 
 
 def _start() -> None:

@@ -231,12 +231,35 @@ class Ahead:
   def _lower_train(self, parts: int, batch: dict[str, Any]) -> Any:
     layout = self.layout
     step = make_step(self.config, self.model, self.tx, layout, parts)
-    compiled, _ = compilers.compile_jit(
-      step, layout, state=self.state, donate=True
-    )
-    state = placed_shapes(self.state, layout.state_sharding(self.state))
-    batch = placed_shapes(batch, layout.batch_sharding(batch))
-    return compiled.lower(state, batch)
+    options = {"state": self.state, "donate": True}
+    sharding = layout.state_sharding(self.state)
+    return self._lower(step, self.state, sharding, batch, **options)
+
+  def _lower(
+    self, step: Any, first: Any, sharding: Any, batch: Any, **options: Any
+  ) -> Any:
+    """Returns step(first, batch), lowered for the devices.
+
+    Args:
+      step: train or evaluation step.
+      first: shapes of its first argument.
+      sharding: placement of the first argument, for jit.
+      batch: shapes of a batch.
+      **options: options of the compiler.
+    """
+    mode, layout = self.config.parallel, self.layout
+    compiled: Any
+    compiled, _ = compilers.compile_step(mode, step, layout, **options)
+    if mode == "jit":
+      batch = placed_shapes(batch, layout.batch_sharding(batch))
+      return compiled.lower(placed_shapes(first, sharding), batch)
+
+    # pmap takes the rows of each device, [devices, rows, ...].
+    def split(x: Any) -> Any:
+      rows = x.shape[0] // layout.parts
+      return jax.ShapeDtypeStruct((layout.parts, rows, *x.shape[1:]), x.dtype)
+
+    return compiled.lower(first, jax.tree.map(split, batch))
 
   def save(self, path: str, parts: int) -> None:
     """Writes the train step for every length of batches to a file.
@@ -274,18 +297,15 @@ class Ahead:
     placed = placed_shapes(params, layout.state_sharding(params))
     # Take the placement that the evaluator's variables have.
     prepared = jax.jit(layout.traced(prepare)).lower(placed).compile()
-    variables = placed_shapes(
-      jax.eval_shape(prepare, params), prepared.output_shardings
-    )
+    variables = jax.eval_shape(prepare, params)
     rows = layout.round_up(self.config.eval_batch_size)
     batch = {
       k: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
       for k, x in self.batch.items()
     }
     step = functools.partial(eval_step, model=self.model)
-    compiled, _ = compilers.compile_jit(step, layout)
-    batch = placed_shapes(batch, layout.batch_sharding(batch))
-    lowered = compiled.lower(variables, batch)
+    placement = prepared.output_shardings
+    lowered = self._lower(step, variables, placement, batch)
     try:
       return self._report("evaluation", 1, lowered)[0]
     except MemoryError as error:

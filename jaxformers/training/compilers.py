@@ -97,7 +97,7 @@ def compile_pmap(
     )
   # Send the state to every device, and take back one copy of the result.
   mapped = jax.pmap(
-    functools.partial(step, axis_name=DATA),
+    functools.partial(layout.targeted(step), axis_name=DATA),
     axis_name=DATA,
     devices=layout.mesh.devices.ravel().tolist(),
     in_axes=(None, 0),
@@ -109,6 +109,9 @@ def compile_pmap(
 
   def compiled(state: Any, batch: Any) -> Any:
     return jax.tree.map(layout.replicated, mapped(state, batch))
+
+  # Like jit's, the step can be compiled for shapes: batches as `place` returns.
+  compiled.lower = mapped.lower  # type: ignore[attr-defined]
 
   def place(batch: Any) -> Any:
     # Add a first axis of devices, over which pmap maps: [devices, rows, ...].

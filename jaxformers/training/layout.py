@@ -313,10 +313,19 @@ class Layout:
 
     @functools.wraps(step)
     def run(*args: Any, **kwargs: Any) -> Any:
+      if self.mesh.size == 1:
+        return step(*args, **kwargs)
+      with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+        return step(*args, **kwargs)
+
+    return self.targeted(run)
+
+  def targeted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a step that takes the forms that suit the devices of the mesh."""
+
+    @functools.wraps(step)
+    def run(*args: Any, **kwargs: Any) -> Any:
       with platforms.targeting(self.mesh.devices.flat[0]):
-        if self.mesh.size == 1:
-          return step(*args, **kwargs)
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-          return step(*args, **kwargs)
+        return step(*args, **kwargs)
 
     return run

@@ -43,7 +43,7 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 @pytest.fixture
 def run(tmp_path):
   """A function that runs a script: what it called, and how it ended."""
-  for name in ("gcloud", "kubectl", "srun", "scontrol"):
+  for name in ("gcloud", "kubectl", "srun", "scontrol", "python"):
     path = tmp_path / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(RECORDER)
@@ -120,6 +120,27 @@ def test_tpu_pod_script_creates_runs_and_deletes_a_pod(run, pod):
     "--project",
     "p",
   ]
+
+
+def test_tpu_pod_script_compiles_for_the_type_in_a_dry_run(run, pod):
+  arguments = ("--config", "lra/text", "--workdir", "w", "--config.seed=1")
+  options = (*POD, "--dry_run", "--type", "v5litepod-16")
+  ran, (compiled,) = run(pod, "run", *options, "--", *arguments)
+  assert compiled[1:] == [
+    "-m",
+    "jaxformers",
+    "compile",
+    "lra/text",
+    "--device",
+    "v5litepod-16",
+    "--config.seed=1",
+  ]
+  assert "python -m jaxformers compile lra/text" in ran.stdout
+  assert "gcloud" in ran.stdout  # The command is printed, and not run.
+  # Without a type, or without --dry_run, nothing is compiled.
+  assert not run(pod, "run", *POD, "--dry_run", "--", *arguments)[1]
+  _, calls = run(pod, "run", *POD, "--type", "v4-8", "--", *arguments)
+  assert [call[0] for call in calls] == ["gcloud"]
 
 
 def git(*arguments):

@@ -3,7 +3,9 @@
 import pytest
 
 from jaxformers.foundations.errors import UserError
+from jaxformers.sweep import estimates
 from jaxformers.sweep.runs import Sweep
+from jaxformers.training import topologies
 from launch import tables
 from tests.sweep.conftest import Runs, describe_task
 
@@ -55,7 +57,9 @@ def test_tables_command_dry_run_prints_commands_and_costs(
   runs, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
-  argv = [*ARGV, f"--workdir={tmp_path}", "--dry_run", "--accelerator=h100:2"]
+  monkeypatch.setattr(estimates, "compiled_hours", lambda *_: 1.5)
+  monkeypatch.setattr(topologies, "describe_devices", lambda _: [])
+  argv = [*ARGV, f"--workdir={tmp_path}", "--dry_run", "--device=h100:2"]
   tables.main(argv)
   said = capsys.readouterr().out
   assert said.count("-m jaxformers.main --config configs/lra/") == 20
@@ -65,7 +69,7 @@ def test_tables_command_dry_run_prints_commands_and_costs(
   assert "| not in --archives |" in said
   assert "20 runs with 2 seeds: about" in said
   assert "| run | steps | hours | hours, h100:2 | GB | data |" in said
-  assert "if steps reach 20% of its peak of 988 TFLOP/s in float32" in said
+  assert "On h100:2 about 30.0 hours, by the compiled steps" in said
   assert not runs.commands and not list(tmp_path.iterdir())
 
 
@@ -75,8 +79,8 @@ def test_tables_command_dry_run_prints_commands_and_costs(
     (["3x"], "Unknown table '3x'"),
     (["2", "--models=transjec"], "Did you mean 'transject'"),
     (["2", "--config.seed=1"], "give --seeds"),
-    (["2", "--accelerator=h100"], "add --dry_run"),
-    (["2", "--accelerator=h101", "--dry_run"], "Unknown accelerator 'h101'"),
+    (["2", "--device=h100"], "add --dry_run"),
+    (["2", "--device=h101", "--dry_run"], "Unknown device 'h101'"),
     (["2", "--size=huge"], "Unknown size 'huge'"),
     (["2", "--set=model=local:batch_size=2"], "no run .* model=local"),
   ],

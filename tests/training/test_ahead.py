@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import re
 
-import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,7 +12,7 @@ from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
-from jaxformers.training import executables, programs, topologies
+from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -89,10 +88,25 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
-@pytest.mark.parametrize("model", ["transject", "transformer", "s5"])
 @pytest.mark.usefixtures("optimized")
-def test_an_evaluation_step_compiles_for_tpus(model):
-  report = make(model).evaluation()
+def test_pmap_compiles_for_tpus_to_the_work_of_jit():
+  jit, pmap = (
+    make("s4d", f"--config.parallel={mode}").train() for mode in ("jit", "pmap")
+  )
+  assert pmap.devices == 4
+  assert pmap.tflop == pytest.approx(jit.tflop, rel=0.1)
+  assert {each.kind for each in pmap.collectives} == {"all-reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize(
+  ("model", "parallel"),
+  [("transject", "jit"), ("transformer", "jit"), ("s5", "pmap")],
+)
+@pytest.mark.usefixtures("optimized")
+def test_an_evaluation_step_compiles_for_tpus(model, parallel):
+  report = make(model, f"--config.parallel={parallel}").evaluation()
   assert report.devices == 4
   assert 0 < report.total < report.available == 16
   assert {each.kind for each in report.collectives} == {"all-reduce"}
@@ -188,44 +202,6 @@ def test_ahead_compiles_for_the_devices_of_this_process():
   assert train.devices == evaluation.devices == 2
   assert 0 < evaluation.tflop < train.tflop
   assert train.compiler_ms == 0  # Only the compiler of TPUs has an estimate.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["transject", "s5", "transformer"])
-@pytest.mark.usefixtures("optimized")
-def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, model):
-  config = smoke(model, buckets=2)
-  run = open_run(config, tmp_path / "run")
-  path = str(tmp_path / "step")
-  ahead = Ahead(run.config, jax.devices(), CHIP, run.task.sizes())
-  ahead.save(path, ahead.train().parts)
-  results = []
-  for program in ("", path):
-    changed = dataclasses.replace(run.config, program=program)
-    trainer = Trainer(dataclasses.replace(run, config=changed))
-    assert trainer.plan() > 0
-    assert len(trainer._programs) == (2 if program else 1)
-    batch = trainer._place(trainer._loader.batch(trainer._longest(), (0, 0)))
-    state, sums = trainer.train_step(trainer.state, batch)
-    results.append(jax.device_get((state.params, sums)))
-  chex.assert_trees_all_equal(*results)
-  assert "is not used" not in capsys.readouterr().out
-  # Another learning rate is another program.
-  other = dataclasses.replace(run.config, program=path, total_steps=99)
-  trainer = Trainer(dataclasses.replace(run, config=other))
-  trainer.plan()
-  assert len(trainer._programs) == 1
-  said = capsys.readouterr().out
-  assert "is not used: its config is" in said and "99" in said
-
-
-def test_load_refuses_other_files(tmp_path):
-  path = tmp_path / "step"
-  for content in (None, b"no archive"):
-    if content:
-      path.write_bytes(content)
-    with pytest.raises(UserError, match="program=.*step.*compile --out"):
-      executables.load(path, {}, None, None, None)
 
 
 @pytest.mark.parametrize(
