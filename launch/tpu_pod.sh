@@ -126,7 +126,7 @@ compile_for_type() {
 
 run() {
   (($#)) || usage
-  if [[ $dry_run && $type ]]; then compile_for_type "$@"; fi
+  if [[ $action == run && $dry_run && $type ]]; then compile_for_type "$@"; fi
   # The run continues after the shell that starts it has ended.
   on all "cd jaxformers && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") > run.log 2>&1 & echo \$! > run.pid)"
 }

@@ -32,7 +32,7 @@ from jaxformers.sweep.runs import Sweep
 from jaxformers.sweep.slurm import parse_parameters
 from jaxformers.tasks import PRETRAINING, TASKS
 from jaxformers.theory import rank
-from jaxformers.training import loop, optim
+from jaxformers.training import loop, optim, topologies
 from launch import pretrain, sweep, tables
 from launch import zoo as zoo_launcher
 from tests.configs import test_language, test_lra, test_vision
@@ -356,6 +356,8 @@ def run_tables(argv, *, monkeypatch, tmp_path, capsys, **_):
   monkeypatch.setattr(
     estimates, "estimate_all", lambda configs, *_: [one] * len(configs)
   )
+  monkeypatch.setattr(estimates, "compiled_hours", lambda *_: 1.0)
+  monkeypatch.setattr(topologies, "describe_devices", lambda _: [])
   argv[argv.index("--archives") + 1] = str(tmp_path)
   tables.main([*argv, f"--workdir={tmp_path}", "--dry_run"])
   assert "-m jaxformers.main --config" in capsys.readouterr().out
@@ -366,10 +368,16 @@ def run_launcher(script):
 
   def run(argv, *, tmp_path, **context):
     at = argv.index("--") if "--" in argv else len(argv)
+    # A dry run of a pod compiles for it, which tests/training does.
+    stub = tmp_path / "bin" / "python"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\n")
+    stub.chmod(0o755)
+    path = f"{stub.parent}:{os.environ['PATH']}"
     if (script, argv[0]) != ("launch/k8s.sh", "watch"):  # Runs in any case.
       ran = subprocess.run(
         [script, *argv[:at], "--dry_run", *argv[at:]],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(tmp_path), "PATH": path},
         stdout=subprocess.PIPE,
         check=True,
       )

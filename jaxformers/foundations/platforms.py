@@ -89,6 +89,11 @@ def by_device(
   )(rows, shared)
 
 
+def splits_rows() -> bool:
+  """Returns True if the mesh splits the rows of a batch over devices."""
+  return any(size > 1 for axis, size in _free_axes().items() if axis in ROWS)
+
+
 def splits_only_rows() -> bool:
   """Returns True if the mesh splits nothing but the rows of a batch."""
   return all(axis in ROWS or size == 1 for axis, size in _free_axes().items())

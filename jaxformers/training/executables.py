@@ -1,6 +1,6 @@
 """Compiled train steps in a file, with which a run starts without compiling.
 
-`jaxformers compile --out` writes the file, and `config.program` names it. A
+`jaxformers compile` writes the file with --out, and `config.program` names it. A
 program is a pickle of JAX, which may run code: load only files of your own.
 """
 

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction, Length, OptionalSize, Size
 from jaxformers.foundations.registry import choose
@@ -282,7 +283,11 @@ class Mega(nn.Module):
     keys = jnp.arange(n)
     # Padding queries of the last block may be farther from a key than the
     # biases reach: pad the biases with zeros.
-    padded = jnp.pad(biases, (size, 0))
+    padded = jnp.pad(biases, (size, 0))[None]
+    # Give every sample its own copy if the samples are on several devices.
+    # Otherwise these would send a gradient in every block.
+    if platforms.splits_rows():
+      padded = jnp.repeat(padded, len(head.q), 0)
 
     @jax.checkpoint
     def attend(args: Any) -> jax.Array:
@@ -294,8 +299,8 @@ class Mega(nn.Module):
       # Cut out the biases of the block. The first one is for key 0 and the last
       # query of the block.
       first = len(biases) // 2 + 1 - i * size
-      near = jax.lax.dynamic_slice(padded, (first,), (size + n - 1,))
-      offsets = _toeplitz(near, size, n)[None]
+      near = jax.lax.dynamic_slice_in_dim(padded, first, size + n - 1, 1)
+      offsets = jax.vmap(lambda values: _toeplitz(values, size, n))(near)
       return self._weigh(head._replace(q=q), seen, offsets, dropout.fold(i))
 
     # Loop over the blocks, [blocks, b, size, z].
