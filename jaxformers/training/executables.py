@@ -1,7 +1,7 @@
 """Compiled train steps in a file, with which a run starts without compiling.
 
-`jaxformers compile` writes the file with --out, and `config.program` names it. A
-program is a pickle of JAX, which may run code: load only files of your own.
+`jaxformers compile` writes the file with --out, and `config.program` names it.
+A program is a pickle of JAX, which may run code: load only files of your own.
 """
 
 from __future__ import annotations
