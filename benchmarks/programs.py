@@ -23,6 +23,7 @@ from jaxformers.foundations import cli
 from jaxformers.models import MODELS
 from jaxformers.sweep.plans import DATA
 from jaxformers.training import provenance
+from jaxformers.training.ahead import Report
 
 # Pathfinder's sizes, and Path-X's.
 PATHX = {**DATA["pathfinder"].sizes, "max_len": 16_384}
@@ -68,15 +69,12 @@ def figures(report: Row) -> Row:
   for each in report["collectives"]:
     sent[each["kind"]] = sent.get(each["kind"], 0) + each["count"]
   loops = [n for n in report["loops"] if n > 1]
-  longest = max(
-    report["compiler_ms"], report["compute_ms"], report["memory_ms"]
-  )
   return {
     "parts": report["parts"],
     "GiB": round(report["total"], 3),
     "TFLOP": round(report["tflop"], 3),
     "GB": round(report["gigabytes"], 2),
-    "static ms": round(longest, 2),
+    "static ms": round(Report(**report).static_ms, 2),
     "binds": report["binds"],
     "trips": sum(loops),
     "sends": ", ".join(f"{n} {kind}" for kind, n in sent.items()) or "nothing",

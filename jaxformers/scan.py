@@ -600,7 +600,7 @@ def _kernel(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   """Runs one step after another in a Pallas kernel for TPUs.
 
   The state stays in registers. Without a kernel, every step of a loop is a
-  program of its own, and every level of a tree writes all numbers again.
+  separate program, and every level of a tree writes all numbers again.
   """
   factor = _map(
     lambda x: jnp.broadcast_to(x, b.real.shape), _ones_where(keep, a)
@@ -646,9 +646,9 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
 
   def kernel(*refs: Any) -> None:
     factor, added, first = jax.tree.unflatten(structure, refs[: len(leaves)])
-    rest = refs[len(leaves) :]
-    count = len(rest) // 2
-    out, state = (Pair(*part) for part in (rest[:count], rest[count:]))
+    written = refs[len(leaves) :]
+    count = len(written) // 2
+    out, state = Pair(*written[:count]), Pair(*written[count:])
 
     @pallas.when(pallas.program_id(1) == 0)
     def _begin() -> None:

@@ -225,7 +225,11 @@ def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
     return {
       "step": step,
       "parts": 2,
+      "devices": 4,
+      "arguments": 0.5,
+      "temporaries": 0.7,
       "total": 1.23456,
+      "available": 16,
       "tflop": 0.5,
       "gigabytes": 2.0,
       "compiler_ms": 3.0,

@@ -95,6 +95,11 @@ def main(
     raise UserError(f"--slices={slices}: give a number of at least 1.")
   kind, _ = topologies.read_name(device)
   loaded = RunConfig.from_dict(configs.load_with(config, overrides))
+  if out and loaded.parallel != "jit":
+    raise UserError(
+      f"--out={out} is for config.parallel='jit', not {loaded.parallel!r}: a "
+      "run loads no other step. Remove one of the two."
+    )
   # Small arrays are made on this machine, which need not have a TPU.
   jax.config.update("jax_platforms", "cpu")
   devices = topologies.describe_devices(device, slices)

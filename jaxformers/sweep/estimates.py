@@ -17,7 +17,6 @@ from jaxformers.config import RunConfig
 from jaxformers.models import attention, build, cost
 from jaxformers.sweep.plans import Data
 from jaxformers.training import topologies
-from jaxformers.training.ahead import Ahead
 
 # A training step reaches this share of the rate of a large product, and takes
 # as long as this number of forward passes: rough figures of docs/mixers.md.
@@ -55,6 +54,9 @@ def compiled_hours(config: RunConfig, data: Data, device: str) -> float:
   Raises:
     UserError: for an unknown device, or if the steps do not fit.
   """
+  # The processes that count costs do not need what compiles a training step.
+  from jaxformers.training.ahead import Ahead
+
   kind, _ = topologies.read_name(device)
   devices = topologies.describe_devices(device)
   ahead = Ahead(config, devices, topologies.CHIPS[kind], data.sizes)

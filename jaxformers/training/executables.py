@@ -94,7 +94,7 @@ def load(
     batch: a batch of the run, on its devices.
 
   Raises:
-    UserError: if there is no such file, or if it is of another kind.
+    UserError: if there is no such file, or if it holds no programs.
   """
   try:
     with zipfile.ZipFile(path) as file:
@@ -107,9 +107,9 @@ def load(
     ) from error
   # Name the first fact that differs.
   for name, value in facts.items():
-    made = header["facts"].get(name)
-    if made != value:
-      return f"its {name} is {made}, and this run has {value}"
+    saved = header["facts"].get(name)
+    if saved != value:
+      return f"its {name} is {saved}, and this run has {value}"
   inside = jax.tree.structure(((state, batch), {}))
   outside = jax.tree.structure(jax.eval_shape(step, state, batch))
   devices = jax.tree.leaves(state)[0].sharding.mesh.devices.ravel().tolist()

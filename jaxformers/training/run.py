@@ -328,6 +328,11 @@ def check_fields(c: RunConfig) -> None:
   choose("field config.select", c.select, sorted(metrics | {"loss"}))
   optim.check_options(c.optimizer, c.schedule)
   # Check the fields that depend on each other.
+  if c.program and c.parallel != "jit":
+    raise UserError(
+      f"config.program={c.program!r} needs config.parallel='jit', not "
+      f"{c.parallel!r}: remove one of the two."
+    )
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:
     raise UserError(

@@ -156,15 +156,15 @@ class Trainer:
     """
     c = self.run.config
     facts = executables.describe(c, self.layout)
-    found = executables.load(c.program, facts, self._step, self.state, batch)
-    if not isinstance(found, str):
-      parts, programs = found
+    loaded = executables.load(c.program, facts, self._step, self.state, batch)
+    if not isinstance(loaded, str):
+      parts, programs = loaded
       if c.accumulate in (0, parts):
         self.parts, self._programs = parts, programs
         self._step, _ = self._compile()  # For other shapes of batches.
         return
-      found = f"its number of parts is {parts}"
-    print(f"config.program={c.program!r} is not used: {found}. Compiling.")
+      loaded = f"its number of parts is {parts}"
+    print(f"config.program={c.program!r} is not used: {loaded}. Compiling.")
 
   def _planned(self, batch: Any) -> tuple[int, Any]:
     program = self._programs.get(batch_key(batch))
