@@ -689,6 +689,6 @@ FORMS = {
 
 def _fastest() -> str:
   """Returns the name of the fastest form for the current device."""
-  if platforms.backend() == "tpu" and platforms.splits_only_rows():
+  if platforms.on_tpu() and platforms.splits_only_rows():
     return "kernel"
   return "scan" if platforms.backend() == "cpu" else "associative"

@@ -54,6 +54,33 @@ def backend() -> str:
   return _BACKENDS.get(device.platform, device.platform)
 
 
+# True while models are traced for any device: see `portable`.
+_PORTABLE = contextvars.ContextVar("portable", default=False)
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+  """Makes models traced in this context run on any device.
+
+  Otherwise traces may contain code for the current device.
+  """
+  token = _PORTABLE.set(True)
+  try:
+    yield
+  finally:
+    _PORTABLE.reset(token)
+
+
+def is_portable() -> bool:
+  """Returns True while models are traced for any device."""
+  return _PORTABLE.get()
+
+
+def on_tpu() -> bool:
+  """Returns True if a program is traced for TPUs only, and may use kernels."""
+  return backend() == "tpu" and not is_portable()
+
+
 def by_device(
   function: Callable[..., Any], rows: Any, shared: Any = None
 ) -> Any:

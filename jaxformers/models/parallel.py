@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,26 +27,9 @@ def experts_are_spread() -> bool:
   return _mesh().shape.get(MODEL, 1) > 1
 
 
-# True while models are traced for any device: see `portable`.
-_PORTABLE = contextvars.ContextVar("portable", default=False)
-
-
-@contextlib.contextmanager
-def portable() -> Iterator[None]:
-  """Makes models traced in this context run on any device.
-
-  Otherwise traces may contain code for the current device.
-  """
-  token = _PORTABLE.set(True)
-  try:
-    yield
-  finally:
-    _PORTABLE.reset(token)
-
-
 def _runs_alone(backend: str) -> bool:
   """Returns True if programs run on a single device of a backend."""
-  is_alone = _mesh().size <= 1 and not _PORTABLE.get()
+  is_alone = _mesh().size <= 1 and not platforms.is_portable()
   return is_alone and platforms.backend() == backend
 
 

@@ -32,12 +32,21 @@ def test_backend_is_that_of_the_target(platform, backend):
 
 def test_scan_takes_the_form_of_the_target():
   assert scan._fastest() == "scan"
-  with platforms.targeting(Described("tpu")):
-    assert scan._fastest() == "associative"
-    assert not parallel.on_one_cpu()
+  for platform, form in (("tpu", "kernel"), ("cuda", "associative")):
+    with platforms.targeting(Described(platform)):
+      assert scan._fastest() == form
+      assert not parallel.on_one_cpu()
 
 
 def test_fused_attention_needs_the_capability_of_the_target():
   for capability, expected in (("9.0", True), ("7.5", False), ("", False)):
     with platforms.targeting(Described("cuda", capability)):
       assert parallel.on_one_gpu(8.0) is expected
+
+
+def test_portable_programs_have_no_form_for_tpus():
+  with platforms.targeting(Described("tpu")):
+    assert platforms.on_tpu()
+    with platforms.portable():
+      assert not platforms.on_tpu()
+      assert scan._fastest() == "associative"

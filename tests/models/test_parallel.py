@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.platforms import by_device
 from jaxformers.models import parallel
 from jaxformers.models.mixers import convolution
@@ -156,7 +157,7 @@ def test_on_one_gpu_compares_the_compute_capability(monkeypatch):
 @pytest.mark.slow
 def test_portable_disables_device_specific_forms():
   assert parallel.on_one_cpu()
-  with parallel.portable():
+  with platforms.portable():
     assert not parallel.on_one_cpu()
     assert not parallel.on_one_gpu(0.0)
   assert parallel.on_one_cpu()

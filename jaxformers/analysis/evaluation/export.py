@@ -15,9 +15,9 @@ import safetensors.numpy
 from jaxformers import orthogonal
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.platforms import portable
 from jaxformers.inference import TrainedModel
 from jaxformers.models import Model
-from jaxformers.models.parallel import portable
 from jaxformers.models.variables import make_variables
 from jaxformers.training import exported
 

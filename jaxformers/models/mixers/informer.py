@@ -116,7 +116,7 @@ def _measure(q: jax.Array, k: jax.Array, index: jax.Array) -> jax.Array:
     index: positions of the sampled keys, [b, n, samples].
   """
   q, k = wide(q), wide(k)
-  if platforms.backend() == "tpu":
+  if platforms.on_tpu():
     return _measure_by_blocks(q, k, index)
 
   # The carry is the maximum and the sum over the samples so far.
