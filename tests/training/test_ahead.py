@@ -27,14 +27,18 @@ TINY = (
   "--config.eval_batch_size=8",
 )
 NO_CUDA = importlib.util.find_spec("jax_cuda13_plugin") is None
-# Models with orthogonal maps, which invert matrices.
-INVERTING = (
+# Models with a kernel: the inverse of orthogonal maps, or a scan over tokens.
+WITH_KERNEL = (
   "transject",
   "random_transject",
   "transformer_orthogonal",
   "isometric",
   "allpass",
   "certified_s4d",
+  "mamba",
+  "rglru",
+  "lru",
+  "s5",
 )
 # A product in a program for TPUs, without the precision of one pass.
 PRODUCT = re.compile(r"= f32\S* (?:convolution|dot)\((?!.*operand_precision)")
@@ -75,8 +79,7 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
   assert report.compiler_ms > 0
   sent = [(each.kind, each.count) for each in report.collectives]
   assert sent == [("all-reduce", 1)]
-  # A kernel inverts the matrices of orthogonal maps.
-  assert ("pallas_call" in texts[0]) == (model in INVERTING)
+  assert ("pallas_call" in texts[0]) == (model in WITH_KERNEL)
   products = [line for line in texts[0].splitlines() if PRODUCT.search(line)]
   assert products  # Those of tokens and weights.
   for line in products:
