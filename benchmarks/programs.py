@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,16 @@ def compile_config(
   return reports
 
 
+def sends(counts: Iterable[tuple[str, int]]) -> str:
+  """Returns the collectives of a step in words, from (kind, count) pairs."""
+  sent: dict[str, int] = {}
+  for kind, count in counts:
+    sent[kind] = sent.get(kind, 0) + count
+  return ", ".join(f"{n} {kind}" for kind, n in sent.items()) or "nothing"
+
+
 def figures(report: Row) -> Row:
   """Returns the columns of the table for one step."""
-  sent: dict[str, int] = {}
-  for each in report["collectives"]:
-    sent[each["kind"]] = sent.get(each["kind"], 0) + each["count"]
   loops = [n for n in report["loops"] if n > 1]
   return {
     "parts": report["parts"],
@@ -77,7 +83,7 @@ def figures(report: Row) -> Row:
     "static ms": round(Report(**report).static_ms, 2),
     "binds": report["binds"],
     "trips": sum(loops),
-    "sends": ", ".join(f"{n} {kind}" for kind, n in sent.items()) or "nothing",
+    "sends": sends((c["kind"], c["count"]) for c in report["collectives"]),
     "s to compile": round(report["seconds"]),
   }
 

@@ -1,231 +1,235 @@
-r"""Cost of a train step per device on 1 to 512 devices, and its bottleneck.
+r"""Train steps on 4 to 256 chips of TPU v5e, compiled by the real compiler.
 
-python -m benchmarks.scaling --out scaling.json
+python -m benchmarks.scaling --out results/scaling.jsonl
 
-The command compiles the step of a config for meshes of simulated devices and
-runs nothing. FLOPs, bytes read and written, and memory are XLA's counts for one
-device. The exchanged bytes are read from the compiled program. Under `strong`
-the batch size is constant, and with more devices than rows the sequences are
-split. Under `weak` every device has a full batch. `meshes` are other ways to
-use eight devices.
+The command compiles the train step of a config for each number of chips, and
+runs nothing. In `weak` every chip has 8 rows; in `strong` the batch has 256
+rows; `meshes` are ways to use 16 chips; `limits` doubles the length or the
+width until 256 chips cannot hold the step. Records that --out has are skipped.
 
-The three times assume that one device runs at the peak rates of `--device`. No
-device reaches these rates, so the times show the bottleneck of a step, and not
-its duration. Programs are compiled for CPUs, for which XLA fuses less, so the
-bytes are an upper bound.
+The static time of a step is the longest of the compiler's own time, the
+products and the bytes at their peaks. It is added to the time to communicate
+at the peak rate, as if they never overlap. No chip reaches these rates, so the
+times show what limits a step, and not how long it takes.
 """
 
 from __future__ import annotations
 
-import functools
+import json
 import math
-import re
-from typing import Any
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from benchmarks import ours
-from benchmarks.data import OUT, report, table
+from benchmarks.data import OUT, Row
+from benchmarks.programs import compilers, read, sends
 from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations import cli
-from jaxformers.foundations.registry import choose
-from jaxformers.training import optim, state, steps
-from jaxformers.training.layout import Layout
+from jaxformers.foundations.errors import UserError
+from jaxformers.training import provenance, topologies
+from jaxformers.training.ahead import Ahead, Report
 
-COUNT = 512  # Number of simulated devices.
-MESHES = ("data:8", "fsdp:8", "data:2,model:4", "sequence:8", "data:4,fsdp:2")
-
-
-# Peak rates of devices, from their data sheets: FLOPs per second of float32
-# products at JAX's default precision (TF32 on GPUs, bfloat16 on TPUs), bytes
-# per second read and written, and bytes per second sent to neighbours.
-RATES = ("products", "memory", "network")
-DEVICES = {
-  "h100": (494e12, 3.35e12, 450e9),
-  "tpu_v4": (275e12, 1.2e12, 150e9),
-  "tpu_v5e": (197e12, 0.82e12, 100e9),
-}
-_COLLECTIVE = re.compile(
-  r"= (?P<shapes>.*?) (?P<kind>all-reduce|all-gather|reduce-scatter"
-  r"|all-to-all|collective-permute)(?:-start)?\("
-)
+MODELS = ("transject", "transformer", "s5")
+LENGTH = 2_048  # Tokens of a row: ListOps, rounded up to split evenly.
+SIZES = {"vocab_size": 15, "max_len": LENGTH, "num_classes": 10}
+SLICE = "v5e:4x4"
+POD = "v5e:16x16"
+SLICES = {4: "v5e:2x2", 16: SLICE, 64: "v5e:8x8", 256: POD}
+# Google Cloud, "TPU v5e": 1,600 Gbps between the chips of a slice, and 6.4 Tbps
+# of 256 chips between slices; in bytes per second of one chip.
+BETWEEN_CHIPS = 200e9
+BETWEEN_SLICES = 3.1e9
+RECOMPUTED = "--config.model.memory=recomputed"
 
 
-def collectives(program: str) -> dict[str, tuple[int, float]]:
-  """Counts the collectives of a program, and the bytes that a device sends.
+class Step(NamedTuple):
+  """A train step to compile.
 
-  The bytes assume a ring of g devices. An all-reduce sends (g - 1) / g of the
-  array twice, a permutation sends the whole array, and the other collectives
-  send (g - 1) / g of the array once.
-
-  Args:
-    program: text of a compiled program.
-
-  Returns:
-    (count, bytes) by kind of collective.
+  Attributes:
+    table: table of the record.
+    model: name of the encoder.
+    device: topology of a slice.
+    slices: number of slices.
+    mesh: mesh, as in `config.mesh`.
+    batch: number of rows, over all chips.
+    length: number of tokens of a row.
+    overrides: other overrides of the config.
   """
-  totals: dict[str, tuple[int, float]] = {}
-  for line in program.splitlines():
-    match = _COLLECTIVE.search(line)
-    if match is None:
-      continue
-    # Add the bytes of all arrays that the collective returns. The name of a
-    # type, such as bf16, contains its bits. Booleans (pred) take one byte.
-    size = sum(
-      int(bits or 8) // 8 * math.prod(map(int, filter(None, dims.split(","))))
-      for bits, dims in re.findall(r"(\d*)\[([\d,]*)\]", match["shapes"])
-    )
-    # Multiply by the share that a device sends.
-    kind, group = match["kind"], group_size(line)
-    share = (group - 1) / group
+
+  table: str
+  model: str
+  device: str
+  slices: int
+  mesh: str
+  batch: int
+  length: int = LENGTH
+  overrides: tuple[str, ...] = ()
+
+  @property
+  def chips(self) -> int:
+    """Number of chips."""
+    _, shape = topologies.read_name(self.device)
+    return self.slices * math.prod(shape)
+
+  @property
+  def row(self) -> str:
+    """Name of the row in the table."""
+    parts = [f"`{self.model}`", f"`{self.mesh}`"]
+    if self.slices > 1:
+      parts.append(f"{self.slices} slices")
+    parts += [name.rpartition(".")[2] for name in self.overrides[:1]]
+    if self.length != LENGTH:
+      parts.append(f"{self.length:,} tokens")
+    return ", ".join(parts)
+
+  def compile(self) -> tuple[Report, int]:
+    """Compiles the step; returns its report and the number of parameters.
+
+    Raises:
+      UserError: if it does not fit.
+    """
+    overrides = [
+      f"--config.mesh={self.mesh}",
+      f"--config.batch_size={self.batch}",
+      *self.overrides,
+    ]
+    spec = f"lra/listops:model={self.model}"
+    config = RunConfig.from_dict(configs.load_with(spec, overrides))
+    devices = topologies.describe_devices(self.device, self.slices)
+    sizes = SIZES | {"max_len": self.length}
+    ahead = Ahead(config, devices, topologies.CHIPS["v5e"], sizes)
+    parameters = sum(x.size for x in jax.tree.leaves(ahead.state.params))
+    return ahead.train(), parameters
+
+
+def plans(model: str) -> Iterator[Step]:
+  """Yields the steps of the tables `weak`, `strong` and `meshes`."""
+  for chips, device in SLICES.items():
+    yield Step("weak", model, device, 1, f"data:{chips}", 8 * chips)
+  for slices in (2, 4):
+    chips = 16 * slices
+    yield Step("weak", model, SLICE, slices, f"data:{chips}", 8 * chips)
+  for chips, device in SLICES.items():
+    yield Step("strong", model, device, 1, f"data:{chips}", 256)
+  for mesh in ("data:16", "fsdp:16", "data:4,model:4", "data:4,sequence:4"):
+    yield Step("meshes", model, SLICE, 1, mesh, 128)
+
+
+def limits(model: str) -> Iterator[Step]:
+  """Yields steps for 256 chips that grow in length or in width.
+
+  The caller stops a series when a step does not fit.
+  """
+  kept = (RECOMPUTED,)
+  for power in range(17, 25):
+    sizes = (model, POD, 1, "sequence:256", 1, 2**power, kept)
+    yield Step("longest", *sizes)
+  for power in range(11, 17):
+    wide = (f"--config.model.d_model={2**power}", RECOMPUTED)
+    yield Step("largest", model, POD, 1, "fsdp:256", 256, LENGTH, wide)
+
+
+def network_ms(report: Report, slices: int) -> float:
+  """Returns the time to communicate at the peak rate, in milliseconds.
+
+  A ring of g devices is assumed: an all-reduce sends (g - 1) / g of the array
+  twice, a permutation sends it once, and the other kinds send (g - 1) / g of
+  the whole array. An all-reduce over slices is reduced within each slice first,
+  so that each chip sends its own part to the other slices.
+  """
+  seconds = 0.0
+  for each in report.collectives:
+    share = (each.group - 1) / each.group
     factor = {
       "all-reduce": 2 * share,
       "collective-permute": 1.0,
-      "reduce-scatter": group * share,  # The result is one of g parts.
-    }.get(kind, share)
-    times, sent = totals.get(kind, (0, 0.0))
-    totals[kind] = (times + 1, sent + factor * size)
-  return totals
+      "reduce-scatter": each.group * share,  # The result is one of g parts.
+    }.get(each.kind, share)
+    seconds += factor * each.bytes / BETWEEN_CHIPS
+    if each.crosses_slices:
+      inside = each.group / slices
+      between = 2 * (slices - 1) / slices * each.bytes / inside
+      seconds += between / BETWEEN_SLICES
+  return 1e3 * seconds
 
 
-def group_size(line: str) -> int:
-  """Returns the number of devices that take part in a collective.
-
-  XLA has four notations of groups: pairs, lists, an array, and a mesh.
-
-  Args:
-    line: line of the collective in a compiled program.
-
-  Raises:
-    ValueError: if the line has no known notation.
-  """
-  # Pairs: each pair of a permutation has a sender and a receiver.
-  if "collective-permute" in line:
-    return 2
-  # Lists of devices, {{0,1},{2,3}}: count the devices of the first list.
-  if match := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-    return len(match[1].split(","))
-  # An array, [groups,devices]<=[...]: return its second dimension.
-  if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", line):
-    return int(match[2])
-  # A mesh: multiply the sizes of the axes that take part.
-  if match := re.search(
-    r"replica_groups=\w+\[([^\]]*)\][^{]* \{([^}]*)\}", line
-  ):
-    axes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
-    over = re.findall(r"'(\w+)'", match[2])
-    return math.prod(int(axes[name]) for name in over)
-  raise ValueError(f"No groups of devices found in {line.strip()[:200]}")
-
-
-def compile_step(
-  spec: str, mesh: str, count: int, batch: int, length: int
-) -> Any:
-  """Compiles the train step of a config for several devices.
-
-  Args:
-    spec: config with its arguments, such as "path.py:key=value".
-    mesh: mesh, as in `config.mesh`.
-    count: number of devices.
-    batch: number of rows of a batch, over all devices.
-    length: number of tokens per row.
-  """
-  c = RunConfig.from_dict(configs.load(spec))
-  # The task Text has the vocabulary of `ours`: 256 bytes and padding.
-  model = ours.build(**vars(c.model), length=length)
-  tx, _ = optim.build_optimizer(c.optimizer, c.schedule, c.total_steps)
-  # Place the step on the mesh, and compile it for the shapes of a batch.
-  layout = Layout.of(mesh, jax.devices()[:count])
-  static = {"model": model, "tx": tx, "seed": 0, "placement": layout}
-  step = functools.partial(steps.train_step, **static)
-  create = functools.partial(state.create, model, tx, 0)
-  return ours.compile_on_shapes(step, layout, create, batch, length)
-
-
-def row(program: Any, peaks: tuple[float, ...]) -> dict[str, Any]:
-  """Returns a row with the cost of a compiled step, and its bottleneck.
-
-  Args:
-    program: compiled step.
-    peaks: peak rates of the device, from `DEVICES`.
-  """
-  # Counts of XLA for one device, and the bytes of the collectives.
-  costs, memory = program.cost_analysis(), program.memory_analysis()
-  held = memory.temp_size_in_bytes + memory.argument_size_in_bytes
-  sent = collectives(program.as_text())
-  total = sum(size for _, size in sent.values())
-  # Compute the times at peak rates; the longest is the bottleneck.
-  amounts = (costs["flops"], costs["bytes accessed"], total)
-  seconds = dict(zip(RATES, np.divide(amounts, peaks).tolist(), strict=True))
+def figures(step: Step, report: Report, parameters: int) -> Row:
+  """Returns the columns of the table for a step."""
+  network = network_ms(report, step.slices)
+  times = {report.binds: report.static_ms, "network": network}
+  crossing = [x.bytes for x in report.collectives if x.crosses_slices]
   return {
-    "TFLOP": costs["flops"] / 1e12,
-    "GB moved": costs["bytes accessed"] / 1e9,
-    "GiB held": held / 2**30,
-    "MB sent": total / 1e6,
-    "sent by": ", ".join(f"{n} {kind}" for kind, (n, _) in sent.items()) or "-",
-    **{f"ms {name}": 1e3 * value for name, value in seconds.items()},
-    "bound by": max(seconds, key=seconds.__getitem__),
+    "chips": step.chips,
+    "rows": step.batch,
+    "million parameters": round(parameters / 1e6, 2),
+    "parts": report.parts,
+    "GiB": round(report.total, 3),
+    "TFLOP": round(report.tflop, 3),
+    "GB": round(report.gigabytes, 2),
+    "MB in collectives": round(sum(c.bytes for c in report.collectives) / 1e6),
+    "MB across slices": round(sum(crossing) / 1e6),
+    "collectives": sends([(c.kind, c.count) for c in report.collectives]),
+    "static ms": round(report.static_ms, 2),
+    "network ms": round(network, 2),
+    "binds": max(times, key=times.__getitem__),
+    "rows per s and chip": round(
+      1e3 * step.batch / step.chips / (report.static_ms + network), 1
+    ),
   }
 
 
-def plans(batch: int, length: int) -> list[tuple[str, str, int, int]]:
-  """Returns the kind, mesh, devices and batch size of every row of the table.
-
-  Args:
-    batch: number of rows of a batch.
-    length: number of tokens per row. The tokens are split if there are more
-      devices than rows.
-  """
-  counts = [2**k for k in range(COUNT.bit_length())]
-  rows = []
-  for count in counts:
-    # Split the rows first, and split the tokens over the remaining devices.
-    data = math.gcd(batch, count)
-    left = count // data
-    if length % left == 0:
-      rows.append(("strong", f"data:{data},sequence:{left}", count, batch))
-  # Every device has a full batch, or eight devices use another mesh.
-  rows += [("weak", f"data:{count}", count, batch * count) for count in counts]
-  rows += [("meshes", mesh, 8, batch) for mesh in MESHES]
-  return rows
+def record(step: Step) -> tuple[dict[str, Any], bool]:
+  """Returns the record of a step, and whether it fits."""
+  began = time.time()
+  try:
+    values, fits = figures(step, *step.compile()), True
+  except (UserError, jax.errors.JaxRuntimeError) as error:
+    values, fits = {"chips": step.chips, "failed": str(error)[:120]}, False
+  return {
+    "table": step.table,
+    "row": step.row,
+    "model": step.model,
+    "config": f"lra/listops:model={step.model}",
+    "protocol": f"{step.batch} rows of {step.length} tokens; nothing runs",
+    "seeds": [],
+    "commit": provenance.commit(),
+    "hardware": compilers("v5e"),
+    "minutes": round((time.time() - began) / 60, 1),
+    "values": values,
+  }, fits
 
 
 @cli.command(
-  cli.argument("--config", default="configs/lra/text.py", help="path.py"),
-  cli.argument("--length", default=4096, help="number of tokens per row"),
-  cli.argument("--batch", default=32, help="number of rows per step"),
-  cli.argument("--most", default=COUNT, help="largest number of devices"),
-  cli.argument("--device", default="h100", help=", ".join(DEVICES)),
+  cli.option("models", ",".join(MODELS), "names: a,b"),
   OUT,
 )
-def main(
-  config: str, length: int, batch: int, most: int, device: str, out: str
-) -> None:
-  """Prints the table, and writes it as JSON if --out is set."""
-  # Simulate the devices. The options must be set before JAX starts.
+def main(models: str, out: str) -> None:
+  """Compiles the steps, and appends a record for each."""
   jax.config.update("jax_platforms", "cpu")
-  jax.config.update("jax_num_cpu_devices", COUNT)
-  peaks = DEVICES[choose("device", device, DEVICES)]
-  rows: list[dict[str, Any]] = []
-  for kind, mesh, count, size in plans(batch, length):
-    if count > most:
-      continue
-    program = compile_step(config, mesh, count, size, length)
-    counted = row(program, peaks)
-    # Compare the work of one device (the first row) with all devices' work.
-    single = rows[0]["TFLOP"] if rows else counted["TFLOP"]
-    share = single * size / batch / (count * counted["TFLOP"])
-    rows.append(
-      {"scaling": kind, "devices": count, "mesh": mesh, "batch": size}
-      | counted
-      | {"of one device's work": share}
-    )
-    # Print the row now: the complete table is printed at the end.
-    print(table(rows[-1:]).splitlines()[-1], flush=True)
-  print(f"\n{config}, n = {length}, peak rates of {device}")
-  report([("scaling", rows)], out)
+  path = Path(out)
+  done = {
+    (r["table"], r["row"], r["values"]["chips"]): "failed" not in r["values"]
+    for r in read(path)
+  }
+  for model in cli.names(models):
+    full: set[str] = set()  # Series that do not fit any more.
+    for step in (*plans(model), *limits(model)):
+      key = (step.table, step.row, step.chips)
+      if step.table in full:
+        continue
+      if key in done:
+        fits = done[key]
+      else:
+        made, fits = record(step)
+        with path.open("a") as file:
+          file.write(json.dumps(made) + "\n")
+        print(*key, made["values"], flush=True)
+      if not fits and step.table in ("longest", "largest"):
+        full.add(step.table)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Benchmarks can be run, on models of seconds; their speed is not tested."""
 
 import ast
+import dataclasses
 import graphlib
 import json
+import math
 import runpy
 import sys
 import time
@@ -35,9 +37,12 @@ from benchmarks import (
   timing,
   training,
 )
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
 from jaxformers.models.variables import make_variables
 from jaxformers.orthogonal import MAPS
+from jaxformers.training.ahead import Report
+from jaxformers.training.programs import Collective
 from tests import draws, initial
 from tests.marks import long_except
 
@@ -199,27 +204,6 @@ def test_fidelity_benchmark_reports_time_relative_to_softmax():
     assert 0.9 < row["memory"] < 1.5
 
 
-PROGRAM = """
-  %a = (f32[4]{0}, f32[2,3]{1,0}, /*index=2*/f32[]) all-reduce(%x, %y, %z), replica_groups=mesh['a'=2,'b'=4] {'b'}, to_apply=%add
-  %b = f32[8,4]{1,0} all-gather(%x), replica_groups=[2,2]<=[4], dimensions={0}
-  %c = bf16[8]{0} all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}
-  %d = f32[2]{0} reduce-scatter(%x), replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b'}, to_apply=%add
-  %e = f32[6]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}
-  ROOT %f = f32[4]{0} add(%a.0, %e)
-"""  # noqa: E501
-
-
-def test_collectives_counts_bytes_by_operation():
-  assert scaling.collectives(PROGRAM) == {
-    "all-reduce": (1, 2 * 3 / 4 * 44),
-    "all-gather": (2, 128 / 2 + 16 * 3 / 4),
-    "reduce-scatter": (1, 8 * 7),
-    "collective-permute": (1, 24.0),
-  }
-  with pytest.raises(ValueError, match="No groups of devices"):
-    scaling.collectives("%a = f32[4]{0} all-reduce(%x), to_apply=%add")
-
-
 def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
   def report(step):
     return {
@@ -274,14 +258,70 @@ def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
   }
 
 
-def test_scaling_plans_list_strong_and_weak_meshes():
-  plans = scaling.plans(32, 4096)
-  assert ("strong", "data:32,sequence:16", 512, 32) in plans
-  assert ("weak", "data:64", 64, 2048) in plans
-  assert all(count <= 512 for _, _, count, _ in plans)
-  # A length that cannot be split has no more devices than rows.
-  odd = [n for kind, _, n, _ in scaling.plans(32, 15) if kind == "strong"]
-  assert max(odd) == 32
+def scaling_report(*collectives):
+  numbers = dict.fromkeys(
+    [field.name for field in dataclasses.fields(Report)], 1.0
+  )
+  return Report(**numbers | {"binds": "memory", "collectives": collectives})
+
+
+@pytest.mark.parametrize(
+  ("kind", "sent"),
+  [
+    ("all-reduce", 1.5),
+    ("all-gather", 0.75),
+    ("reduce-scatter", 3),
+    ("collective-permute", 1),
+  ],
+)
+def test_scaling_counts_the_time_to_communicate(kind, sent):
+  """Four chips, an array of 0.2 GB: 1 ms for each time that a chip sends it."""
+  size = int(scaling.BETWEEN_CHIPS / 1e3)
+  report = scaling_report(Collective(kind, 4, False, 1, size))
+  assert scaling.network_ms(report, 1) == pytest.approx(sent)
+
+
+def test_scaling_reduces_within_a_slice_before_other_slices():
+  crossing = scaling_report(Collective("all-reduce", 32, True, 1, 32_000_000))
+  inside = scaling_report(Collective("all-reduce", 32, False, 1, 32_000_000))
+  # Two slices: each of 16 chips sends its 2 MB, reduced, to the other slice.
+  expected = 1e3 * 2_000_000 / scaling.BETWEEN_SLICES
+  more = scaling.network_ms(crossing, 2) - scaling.network_ms(inside, 2)
+  assert more == pytest.approx(expected)
+
+
+def test_scaling_plans_split_their_batches():
+  for step in scaling.plans("s5"):
+    mesh = dict(axis.split(":") for axis in step.mesh.split(","))
+    assert math.prod(map(int, mesh.values())) == step.chips
+    assert step.batch % step.chips == 0 or step.table == "strong"
+  rows = {(s.table, s.chips, s.slices): s.batch for s in scaling.plans("s5")}
+  assert rows["weak", 256, 1] == 2_048
+  assert rows["strong", 4, 1] == rows["strong", 256, 1] == 256
+  assert rows["weak", 64, 4] == 512
+
+
+def test_scaling_stops_a_series_at_the_first_step_that_does_not_fit(
+  monkeypatch, tmp_path
+):
+  tried = []
+
+  def compile_step(step):
+    tried.append((step.table, step.length))
+    if step.length > 2**18 or "d_model=4096" in str(step.overrides):
+      raise UserError("A step needs more.")
+    return scaling_report(), 7_000_000
+
+  monkeypatch.setattr(scaling.Step, "compile", compile_step)
+  monkeypatch.setattr(scaling, "compilers", lambda device: device)
+  out = tmp_path / "scaling.jsonl"
+  for _ in range(2):  # The second call finds the records of the first one.
+    scaling.main(["--models=s5", f"--out={out}"])
+  assert len(tried) == len(list(scaling.plans("s5"))) + 3 + 2
+  assert ("longest", 2**19) in tried and ("longest", 2**20) not in tried
+  records = programs.read(out)
+  assert records[0]["values"]["million parameters"] == 7
+  assert records[-1]["values"]["failed"] == "A step needs more."
 
 
 def test_interleaved_timing_skips_the_first_round():
