@@ -76,6 +76,18 @@ class Prediction(NamedTuple):
   probabilities: np.ndarray
 
 
+class TokenPrediction(NamedTuple):
+  """Predicted classes of the tokens of one input.
+
+  Attributes:
+    labels: name or number of the likeliest class of each token, [n].
+    probabilities: probabilities of all classes, float32 [n, c].
+  """
+
+  labels: tuple[str | int, ...]
+  probabilities: np.ndarray
+
+
 class HiddenStates(NamedTuple):
   """Hidden states of all layers.
 
@@ -370,7 +382,8 @@ class TrainedModel:
       batch_size: Number of inputs per batch.
 
     Returns:
-      Logits [b, c] of a classifier, or log probabilities [b, n, v] of the
+      Logits [b, c] of a classifier, logits [b, n, c] of a model with a label
+      per token, or log probabilities [b, n, v] of the
       tokens of a language model.
 
     Raises:
@@ -393,15 +406,18 @@ class TrainedModel:
     return results[:, : results.shape[1] - rest] if has_tokens else results
 
   @check_keywords
-  def predict(self, inputs: Any, *, batch_size: int = 32) -> list[Prediction]:
-    """Predicts the class of every input.
+  def predict(
+    self, inputs: Any, *, batch_size: int = 32
+  ) -> list[Prediction] | list[TokenPrediction]:
+    """Predicts the class of every input, or of every token.
 
     Args:
       inputs: Texts or arrays.
       batch_size: Number of inputs per batch.
 
     Returns:
-      A `Prediction` for every input.
+      A `Prediction` for every input. If the model was trained on a label per
+      token, a `TokenPrediction` for every input, without padding.
 
     Raises:
       UserError: If the model is not a classifier, or if the inputs do not fit.
@@ -413,6 +429,8 @@ class TrainedModel:
       >>> prediction.label
       '9'
     """
+    if self.model.objective == "token_classification":
+      return self._predict_tokens(inputs, batch_size)
     self._require("classification", "predict", "use `outputs`")
     logits = self.outputs(inputs, batch_size=batch_size)
     # Softmax in float64, [b, c].
@@ -422,6 +440,22 @@ class TrainedModel:
     return [
       Prediction(self._label(k), float(row[k]), row.astype(np.float32))
       for k, row in zip(best, shares, strict=True)
+    ]
+
+  def _predict_tokens(
+    self, inputs: Any, batch_size: int
+  ) -> list[TokenPrediction]:
+    ids = self.encode(inputs)
+    logits = self.outputs(ids, batch_size=batch_size)
+    shares = scipy.special.softmax(logits.astype(np.float64), -1)
+    # Numbers have no padding; ids may have it anywhere.
+    is_token = np.ones(ids.shape, bool) if ids.dtype != np.int32 else ids > 0
+    return [
+      TokenPrediction(
+        tuple(self._label(k) for k in row[mask].argmax(-1)),
+        row[mask].astype(np.float32),
+      )
+      for row, mask in zip(shares, is_token, strict=True)
     ]
 
   def _label(self, k: int) -> str | int:

@@ -284,6 +284,12 @@ SIZES["simcse"] = test_language.SIZES["short/simcse"]
 SIZES["ag_news"] = {**SIZES["imdb"], "num_classes": 4}
 SIZES["same_ends"] = {"vocab_size": 3, "max_len": 32, "num_classes": 2}
 SIZES["planted_pairs"] = {"vocab_size": 4, "max_len": 256, "num_classes": 2}
+_TOKENS = {"objective": "token_classification", "causal": True}
+SIZES["state_tracking"] = {"vocab_size": 7, "max_len": 256, "num_classes": 6}
+SIZES["recall"] = {"vocab_size": 257, "max_len": 256, "num_classes": 256}
+SIZES["formal_languages"] = {"vocab_size": 3, "max_len": 80, "num_classes": 2}
+for _name in ("state_tracking", "recall", "formal_languages"):
+  SIZES[_name] |= _TOKENS
 SIZES["language"] = {"vocab_size": 8_000, "objective": "language_model"}
 NOTHING = {"vocab_size": 0, "max_len": 256, "num_classes": 0}
 

@@ -114,7 +114,7 @@ def test_invert_recovers_the_inputs(name, request):
   assert back.error < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_certify_returns_the_greatest_radius_that_holds(isometric):
   ids = isometric.encode(TEXTS)
   labels = isometric.outputs(ids).argmax(-1)

@@ -347,6 +347,7 @@ def test_main_resumes_after_a_full_disk(finished, command, small_disk):
   assert results(folder / "run") == results(finished[0])
 
 
+@pytest.mark.long
 def test_main_trains_several_seeds(finished, command, tmp_path):
   done = run(command(tmp_path, "--seeds=0,1"))
   assert done.returncode == 0, done.stderr

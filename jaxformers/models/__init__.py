@@ -24,11 +24,13 @@ from jaxformers.models.model import (
   in_float32,
   shapes,
   size,
+  state_bytes,
 )
 from jaxformers.models.reconstruction import Reconstruction
 from jaxformers.models.segmenter import Segmenter
 from jaxformers.models.sentences import SentenceModel
 from jaxformers.models.spans import SpanModel
+from jaxformers.models.tokens import TokenClassifier
 from jaxformers.models.variables import make_variables
 from jaxformers.models.variants import MODELS, Variant
 
@@ -45,6 +47,7 @@ __all__ = [
   "Segmenter",
   "SentenceModel",
   "SpanModel",
+  "TokenClassifier",
   "Variant",
   "blocks",
   "build",
@@ -60,5 +63,6 @@ __all__ = [
   "resolve_defaults",
   "shapes",
   "size",
+  "state_bytes",
   "transject",
 ]

@@ -74,8 +74,10 @@ class ModelConfig(ModelFields):
     max_len: greatest number of tokens; ignored for images.
     num_classes: number of logits, at least 1; 0 for language models and models
       of values, which ignore it.
-    objective: "classification", "language_model", "segmentation", "spans",
-      "sentences", or an objective of `Reconstruction`.
+    objective: "classification", "token_classification", "language_model",
+      "segmentation", "spans", "sentences", or an objective of `Reconstruction`.
+    causal: True if a token may see only itself and earlier tokens. Objectives
+      that predict the next token imply it.
     image: (height, width, channels) of images; () for sequences.
     num_inputs: number of sequences of an example: 1, or 2 for pairs.
     separator: id that ends the first part of a sequence with two parts; 0 if
@@ -97,6 +99,7 @@ class ModelConfig(ModelFields):
   max_len: Length
   num_classes: Count = 0
   objective: str = "classification"
+  causal: bool = False
   image: tuple[Width, ...] = ()
   num_inputs: Annotated[int, Interval("[1, 2]")] = 1
   separator: Count = 0
@@ -126,9 +129,9 @@ class ModelConfig(ModelFields):
     return block_of(self.variant, coupled=self.coupled)
 
   @property
-  def predicts_next(self) -> bool:
-    """True if the objective is to predict the next token or value."""
-    return self.objective in NEXT
+  def must_be_causal(self) -> bool:
+    """True if the task lets a token see only itself and earlier tokens."""
+    return self.causal or self.objective in NEXT
 
   @property
   def is_causal(self) -> bool:
@@ -178,7 +181,7 @@ class ModelConfig(ModelFields):
     for defaults in differing:
       shared |= defaults
     options = complete_mixer(self.variant, self.mixer, shared)
-    return {"causal": True} | options if self.predicts_next else options
+    return {"causal": True} | options if self.must_be_causal else options
 
   def _check(self) -> None:
     check_names({field: getattr(self, field) for field in FIELDS}, path="")
@@ -202,32 +205,33 @@ class ModelConfig(ModelFields):
     head = HEADS.get(self.objective, dict)
     for option in self.head:
       choose("option of head", option, ranges.of(head))
-    if self.predicts_next:
+    if self.must_be_causal:
       self._check_causal()
     elif self.objective in MASKED:
       self._check_bidirectional()
 
   def _check_causal(self) -> None:
-    """Raises UserError for a model that sees the tokens it has to predict."""
+    """Raises UserError for a model that sees later tokens than it may."""
     variant, options = self.variant, self.mixer_options()
     kind = f"mixer {variant.mixer!r}"
     if not variant.mixer:
+      other = "causal=False" if self.causal else "objective=masked"
       raise UserError(
         f"The model {self.name!r} has no causal form: choose a model that has "
-        "one, or set task.objective=masked."
+        f"one, or set task.{other}."
       )
     make = MIXERS[variant.mixer]
     check_section("mixer", kind, make, options, variant.fixed)
     # Refuse options that show later tokens to earlier ones.
     if not options["causal"]:
       raise UserError(
-        "mixer.causal=False lets a next-token model see the token it has to "
-        "predict. Remove the option."
+        "mixer.causal=False lets a token see later tokens, which this task "
+        "does not allow. Remove the option."
       )
     if self.block.get("norm_type") == "batch":
       raise UserError(
         'block.norm_type="batch" averages over all tokens in training, so a '
-        "next-token model sees later tokens: choose another norm."
+        "token sees later tokens: choose another norm."
       )
 
   def _check_bidirectional(self) -> None:
@@ -278,7 +282,7 @@ class ModelConfig(ModelFields):
       )
     if self.objective == "segmentation" and not self.image:
       raise UserError("Segmentation takes images, but this task has sequences.")
-    if self.objective in (*NEXT, *MASKED) and self.image:
+    if self.objective in (*NEXT, *MASKED, TOKENS) and self.image:
       raise UserError(
         f"The objective {self.objective!r} takes sequences, but this task has "
         "images: choose a task of sequences."
@@ -301,7 +305,7 @@ class ModelConfig(ModelFields):
     if self.objective == "classification":
       return
     # Other objectives read no pooled vector: allow only the defaults.
-    pools = ("mean",) if self.predicts_next else ("mean", *FRONT_TOKENS)
+    pools = ("mean",) if self.must_be_causal else ("mean", *FRONT_TOKENS)
     options = {name: getattr(self, name) for name in PLAIN_HEAD}
     if self.objective == "sentences":
       # Sentences are pooled, and pass through a layer in training.
@@ -340,9 +344,18 @@ def block_of(variant: Variant, *, coupled: bool) -> str:
 NEXT = ("language_model", "next_tokens", "next_values")
 # Objectives that predict masked tokens or values.
 MASKED = ("masked_tokens", "masked_values")
+# Objective that predicts a class for every token.
+TOKENS = "token_classification"
 # Objectives that take only texts.
 TEXTS = ("spans", "sentences")
-OBJECTIVES = ("classification", "segmentation", *NEXT, *MASKED, *TEXTS)
+OBJECTIVES = (
+  "classification",
+  "segmentation",
+  TOKENS,
+  *NEXT,
+  *MASKED,
+  *TEXTS,
+)
 NO_CLASSES = ("language_model", *TEXTS)
 FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 

@@ -47,6 +47,7 @@ ENCODER_FIELDS = tuple(
     "name",
     "num_classes",
     "objective",
+    "causal",
     "num_inputs",
     "padded_len",
     "head",
@@ -261,7 +262,7 @@ class Model(nn.Module):
   def close_holes(
     self, ids: jax.Array
   ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """Moves the tokens of each row to the front, in next-token models.
+    """Moves the tokens of each row to the front, in models that must be causal.
 
     Then padding before or between tokens does not shift a position, bias,
     window or chunk of any mixer. The result at tokens equals the result for the
@@ -270,12 +271,12 @@ class Model(nn.Module):
 
     Args:
       ids: int32 [b, n]. Real numbers, which have no padding, and inputs of
-        models that do not predict the next token are returned unchanged.
+        models that may see later tokens are returned unchanged.
 
     Returns:
       The moved ids, [b, n], and a function that moves outputs [b, n, d] back.
     """
-    if self.config.real or not self.config.predicts_next:
+    if self.config.real or not self.config.must_be_causal:
       return ids, lambda y: y
     ids = jnp.asarray(ids)
     mask = ids > 0
@@ -420,4 +421,27 @@ def size(model: Model) -> int:
     leaf.size
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes(model))
     if not _is_running(path)
+  )
+
+
+def state_bytes(model: Model, length: int) -> int:
+  """Returns the bytes of a causal model's state after `length` tokens.
+
+  This is the size of the collection `cache` of one sequence: keys and values of
+  all tokens for attention, and the state for recurrences. Counters of tokens
+  (integers) are not counted.
+
+  Args:
+    model: model that is causal and has a cache.
+    length: number of tokens.
+  """
+  config = dataclasses.replace(model.config, max_len=length)
+  sized = from_config(config)
+  params = {"params": shapes(sized)}
+  apply = functools.partial(sized.apply, train=False, mutable=["cache"])
+  _, changed = jax.eval_shape(apply, params, sized.example(length))
+  return sum(
+    leaf.size * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(changed["cache"])
+    if jnp.issubdtype(leaf.dtype, jnp.inexact)
   )

@@ -18,6 +18,8 @@ class Traits(NamedTuple):
       certificates need.
     recurrence: "linear", "gated" or ""; see `models.Variant`.
     is_causal: True if the mixer reads only earlier tokens by default.
+    has_causal: True if the mixer has a causal form.
+    needs_positions: True for layers that reserve channels for positions.
     has_mixer: True for layers with a mixer.
     has_mixer_dropout: True if the mixer has the option `dropout_rate`.
     block_options: options of the block that are in `BLOCK_OPTIONS`.
@@ -29,6 +31,8 @@ class Traits(NamedTuple):
   is_bounded: bool = False
   recurrence: str = ""
   is_causal: bool = False
+  has_causal: bool = True
+  needs_positions: bool = False
   has_mixer: bool = True
   has_mixer_dropout: bool = True
   block_options: tuple[str, ...] = ("mlp_dim", "dropout_rate")
@@ -42,7 +46,11 @@ BLOCK_OPTIONS = ("mlp_dim", "residual", "dropout_rate")
 DEFAULT_MODELS = {
   "transformer": Traits(),
   "transject": Traits(
-    is_transject=True, has_mixer_dropout=False, block_options=()
+    is_transject=True,
+    has_causal=False,
+    needs_positions=True,
+    has_mixer_dropout=False,
+    block_options=(),
   ),
 }
 
@@ -74,6 +82,8 @@ def read_traits(name: str) -> Traits:
     is_bounded=variant.bounded == ALWAYS,
     recurrence=variant.recurrence,
     is_causal=is_causal(variant, variant.defaults),
+    has_causal="causal" in mixer,
+    needs_positions=BLOCKS[variant.block].concatenate_positions,
     has_mixer=has_mixer,
     has_mixer_dropout="dropout_rate" in mixer,
     block_options=tuple(name for name in BLOCK_OPTIONS if name in options),

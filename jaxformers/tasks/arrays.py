@@ -1,9 +1,13 @@
-"""Classification tasks of a user's own examples, which are passed in Python."""
+"""Classification tasks of a user's own examples, which are passed in Python.
+
+An example has one class, or a class for each token.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import numbers as numbers_abc
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +23,11 @@ from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Length
 from jaxformers.foundations.registry import check_keywords
-from jaxformers.tasks import baselines, rows
+from jaxformers.tasks import baselines, rows, token_labels
 from jaxformers.tasks.inputs import TOKENIZERS
 from jaxformers.tasks.splits import hold_out
 from jaxformers.tasks.task import Task
+from jaxformers.tasks.token_labels import TokenLabels
 
 NAME = "arrays"  # Name of the task in configs and results.
 # Share of the training examples that are held out to choose the checkpoint.
@@ -108,7 +113,9 @@ def from_arrays(
   - numbers, float32 [count, n];
   - images, uint8 [count, height, width, 3].
 
-  Labels are integers from 0 on, or names of classes.
+  Labels are integers from 0 on, or names of classes. For a label per token,
+  give a sequence of labels for each sequence of ids or numbers; None or a
+  negative number marks a token without a label.
 
   Args:
     train: (inputs, labels); or a finite iterable of pairs of an input and its
@@ -136,14 +143,17 @@ def from_arrays(
     if examples is not None
   }
   # Turn labels into numbers, and inputs into splits.
-  labels, classes, count = _read_labels(columns, classes)
-  kind, splits = _splits(
-    {n: each.inputs for n, each in columns.items()}, labels
-  )
+  inputs = {name: each.inputs for name, each in columns.items()}
+  per_token = np.ndim(_as_array(columns["train"].labels[0])) == 1
+  if per_token:
+    kind, splits, classes, count = _label_tokens(inputs, columns, classes)
+  else:
+    labels, classes, count = _read_labels(columns, classes)
+    kind, splits = _splits(inputs, labels)
+  vocabulary = _vocabulary(kind, splits, vocab_size)
   splits = _complete(splits)
   # Compute the sizes of the inputs.
   longest = max(int(split.lengths().max()) for split in splits.values())
-  vocabulary = _vocabulary(kind, splits, vocab_size)
   image = splits["train"].shape if kind == "images" else ()
   most = max_len or longest
   if kind == "numbers":  # All have the same length: there is no padding.
@@ -155,7 +165,8 @@ def from_arrays(
     selection="validation" if test is not None else "test",
     num_classes=count,
     classes=classes,
-    trivial=baselines.MAJORITY,
+    trivial=token_labels.RULES if per_token else baselines.MAJORITY,
+    objective=token_labels.OBJECTIVE if per_token else "classification",
     info={"source": "examples given in Python"},
     vocabulary=vocabulary,
     max_len=0 if image else most,
@@ -201,6 +212,87 @@ def _read_labels(
   return labels, names, count
 
 
+def _label_tokens(
+  inputs: Mapping[str, Any],
+  columns: Mapping[str, rows.Columns],
+  classes: Sequence[str],
+) -> tuple[str, dict[str, Any], tuple[str, ...], int]:
+  """Returns the kind of the inputs, the splits, the classes, and their number.
+
+  Args:
+    inputs: sequences of ids or numbers, by split.
+    columns: inputs and labels by split; each label is a sequence of labels.
+    classes: names of the classes; () to take them from the labels of "train".
+
+  Raises:
+    UserError: for labels that are not one for each token.
+  """
+  labels = {name: _label_rows(each, name) for name, each in columns.items()}
+  # Take the classes from the labels of all tokens of train.
+  every = itertools.chain.from_iterable(labels["train"])
+  flat = [label for label in every if not _is_none(label)]
+  if not flat:
+    raise UserError("train has no label at any token: give at least one.")
+  names = tuple(classes) or columns["train"].classes or _classes(flat)
+  count = len(names) or 1 + _greatest(flat)
+  unlabelled = {n: np.zeros(len(each), np.int32) for n, each in labels.items()}
+  kind, splits = _splits(inputs, unlabelled)
+  if kind not in ("ids", "numbers"):
+    raise UserError(
+      f"train has a sequence of labels for each of its {kind}: give sequences "
+      "of ids or numbers, which have one label per token."
+    )
+
+  def label(name: str, split: Any) -> TokenLabels:
+    # Ids have lost the padding at their end, and so do their labels.
+    stored = [
+      _stored(row[:length], names, count, name)
+      for row, length in zip(labels[name], split.lengths(), strict=True)
+    ]
+    return TokenLabels(split, pack(stored, unlabelled[name]))
+
+  labelled = {name: label(name, split) for name, split in splits.items()}
+  return kind, labelled, names, count
+
+
+def _is_none(label: Any) -> bool:
+  """Returns True for the label of a token without a class."""
+  return label is None or (not isinstance(label, str) and label < 0)
+
+
+def _label_rows(columns: rows.Columns, name: str) -> list[list[Any]]:
+  """Returns the labels of the tokens of each sequence.
+
+  Raises:
+    UserError: for a sequence with more or fewer labels than tokens.
+  """
+  listed = []
+  pairs = zip(columns.inputs, columns.labels, strict=True)
+  for k, (tokens, labels) in enumerate(pairs):
+    is_row = isinstance(labels, list | tuple | np.ndarray)
+    row = list(labels) if is_row else []
+    if isinstance(tokens, str) or len(row) != len(tokens) or not is_row:
+      one = f"the label {rows.show(labels)}"
+      shown = f"{len(row)} labels" if is_row else one
+      raise UserError(
+        f"{name} has {shown} for the input {rows.show(tokens)} at {k}: give "
+        "one label for each id or number, and None where there is none."
+      )
+    listed.append(row)
+  return listed
+
+
+def _stored(
+  row: list[Any], names: tuple[str, ...], count: int, name: str
+) -> np.ndarray:
+  """Returns the classes of tokens plus one, and 0 where there is none."""
+  stored = np.zeros(len(row), np.int32)
+  at = [k for k, label in enumerate(row) if not _is_none(label)]
+  if at:
+    stored[at] = 1 + _numbers([row[k] for k in at], names, count, name)
+  return stored
+
+
 def _vocabulary(
   kind: str, splits: Mapping[str, Any], vocab_size: int
 ) -> tuple[str, ...]:
@@ -220,7 +312,8 @@ def _vocabulary(
   if kind != "ids":
     return ()
   # Name every id by its number.
-  largest = (int(split.tokens.max(initial=0)) for split in splits.values())
+  packed = (getattr(split, "inputs", split) for split in splits.values())
+  largest = (int(split.tokens.max(initial=0)) for split in packed)
   seen = 1 + max(largest)
   if 0 < vocab_size < seen:
     raise UserError(

@@ -13,8 +13,9 @@ from jaxformers.data.engine.packed import Packed
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.images.splits import Images
 from jaxformers.foundations.errors import UserError
+from jaxformers.tasks.token_labels import TokenLabels
 
-Stored = TypeVar("Stored", Packed, Images, Scenes)
+Stored = TypeVar("Stored", Packed, Images, Scenes, TokenLabels)
 
 
 def replace_all(

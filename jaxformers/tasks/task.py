@@ -46,8 +46,13 @@ class Task:
       ids; "" if inputs are not text.
     tokenizer_json: tokenizer of word pieces or byte pairs in the format of
       `tokenizers`; "" for other tokens.
-    objective: "classification", "language_model", "segmentation", "spans",
-      "sentences", or an objective of pre-training; see `reconstruction`.
+    objective: "classification", "token_classification", "language_model",
+      "segmentation", "spans", "sentences", or an objective of pre-training; see
+      `reconstruction`.
+    causal: True if a token may see only itself and earlier tokens, so that the
+      label of a token cannot be read from later ones.
+    test_lengths: numbers of tokens of further test splits `test_N`, whose
+      scores are reported by length.
     image: (height, width, channels), or () for sequences.
     classes: names of the classes of a classification task.
   """
@@ -67,6 +72,8 @@ class Task:
   tokenizer: str = ""
   tokenizer_json: str = ""
   objective: str = "classification"
+  causal: bool = False
+  test_lengths: tuple[int, ...] = ()
   image: tuple[int, ...] = ()
   classes: tuple[str, ...] = ()
 
@@ -75,19 +82,30 @@ class Task:
     """Number of ids; 0 if tokens are real numbers."""
     return len(self.vocabulary)
 
+  @property
+  def longest(self) -> int:
+    """Greatest number of tokens in any split; 0 for images."""
+    further = (self.splits[f"test_{n}"] for n in self.test_lengths)
+    lengths = (int(split.lengths().max()) for split in further)
+    return max([self.max_len, *lengths])
+
   def sizes(self) -> dict[str, Any]:
     """Returns the sizes of the task that `models.build` needs."""
-    names = "vocab_size max_len padded_len num_classes num_inputs objective"
+    names = "vocab_size padded_len num_classes num_inputs objective"
     sizes = {name: getattr(self, name) for name in (*names.split(), "image")}
-    # Add the separator of sequences of two parts.
-    return sizes | ({"separator": self.separator} if self.separator else {})
+    sizes["max_len"] = self.longest
+    # Add what only some tasks have.
+    for name in ("separator", "causal"):
+      if value := getattr(self, name):
+        sizes[name] = value
+    return sizes
 
   @functools.cached_property
   def inputs(self) -> Inputs:
     """Description of how a model of the task reads texts and arrays."""
     return Inputs(
       self.vocabulary,
-      self.max_len,
+      self.longest,
       num_inputs=self.num_inputs,
       image=self.image,
       tokenizer=self.tokenizer,

@@ -110,12 +110,45 @@ class Evaluator:
     return means | (split.score(join_rows(rows)) if rows else {})
 
 
-def make_evaluator(run: Run) -> Evaluator:
-  """Returns the evaluator of a run's model."""
+def make_evaluator(run: Run, length: int = 0) -> Evaluator:
+  """Returns the evaluator of a run's model.
+
+  Args:
+    run: run of the model.
+    length: length that batches are padded to; 0 for the lengths of the run.
+  """
   return Evaluator(
     run.model,
     run.config.parallel,
     run.config.eval_batch_size,
-    run.padded_lengths,
+    (length,) if length else run.padded_lengths,
     run.layout,
   )
+
+
+def score_by_length(run: Run, params: Any) -> dict[str, Any]:
+  """Returns the scores of the test splits of `Task.test_lengths`.
+
+  Args:
+    run: run of the model.
+    params: tree of parameters.
+
+  Returns:
+    `by_length`, the scores by length; and `accuracy_beyond`, the mean accuracy
+    over the lengths above those of training, if there are any. {} for a task
+    without such splits.
+  """
+  splits = run.task.splits
+  trained = int(splits["train"].lengths().max())
+  scores: dict[str, dict[str, Any]] = {}
+  beyond = []
+  for length in run.task.test_lengths:
+    split = splits[f"test_{length}"]
+    longest = int(split.lengths().max())
+    scores[str(length)] = make_evaluator(run, longest)(params, split)
+    if longest > trained:
+      beyond.append(scores[str(length)]["accuracy"])
+  if not scores:
+    return {}
+  mean = {"accuracy_beyond": float(np.mean(beyond))} if beyond else {}
+  return {"by_length": scores, **mean}

@@ -28,7 +28,12 @@ from jaxformers.training import (
   summary,
 )
 from jaxformers.training.checkpoint import Checkpoints, Restored
-from jaxformers.training.evaluate import Evaluator, add_sums, make_evaluator
+from jaxformers.training.evaluate import (
+  Evaluator,
+  add_sums,
+  make_evaluator,
+  score_by_length,
+)
 from jaxformers.training.preemption import STOP_SIGNALS, Preemption
 from jaxformers.training.progress import Progress
 from jaxformers.training.progress import line as show_line
@@ -186,6 +191,7 @@ def _score_test(
   with Progress(len(test), 0, "test", unit="example") as progress:
     tick = functools.partial(progress.update, batch_size=1)
     scores = evaluate(best.state.scored, test, tick)
+  scores |= score_by_length(run, best.state.scored)
   # Compare with the scores of the trivial rules.
   baselines = rules.scores(run.task, run.config.data_dir, show_line)
   return summary.describe_results(

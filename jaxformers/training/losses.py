@@ -237,6 +237,81 @@ def values_means(total: Mapping[str, Any]) -> dict[str, Any]:
   return {"loss": error, "error": error, "count": int(total["count"])}
 
 
+def token_classification(
+  logits: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
+) -> tuple[jax.Array, Sums]:
+  """Returns the cross-entropy of tokens, and counts of right answers.
+
+  Args:
+    logits: float32 [b, n, c].
+    batch: `targets` int32 [b, n], and `weights` float32 [b, n], 0 for tokens
+      without a label.
+    extra: float32 [b], sown losses; see `language`.
+    smoothing: see `classification`.
+
+  Returns:
+    The sum to minimise, and the sums to report, float32 scalars: `objective`
+    (the same sum), `loss`, `count` (of labels), `correct`, `chance` (expected
+    number of correct labels if each of the c classes is drawn alike); and the
+    same for whole sequences: `sequences`, `right_sequences` (all labels are
+    predicted) and `chance_sequences`.
+  """
+  weights, targets = batch["weights"], batch["targets"]
+  classes = logits.shape[-1]
+  log_p = jax.nn.log_softmax(logits, axis=-1)
+  safe = jnp.clip(targets, 0, classes - 1)
+  each = -jnp.take_along_axis(log_p, safe[..., None], -1)[..., 0]
+  objective = _summed(_smooth(each, log_p, smoothing), weights)
+  objective += _summed(extra, weights.max(1))
+  # Count right tokens, and sequences whose labels are all right.
+  is_labelled = weights > 0
+  is_right = logits.argmax(-1) == targets
+  has_labels = is_labelled.any(1)
+  is_whole = has_labels & (is_right | ~is_labelled).all(1)
+  guessed = jnp.float32(classes) ** -is_labelled.sum(1)
+  count = weights.sum()
+  return objective, {
+    "objective": objective,
+    "loss": _summed(each, weights),
+    "count": count,
+    "correct": _summed(is_right, weights),
+    "chance": count / classes,
+    "sequences": has_labels.sum().astype(jnp.float32),
+    "right_sequences": is_whole.sum().astype(jnp.float32),
+    "chance_sequences": jnp.where(has_labels, guessed, 0).sum(),
+  }
+
+
+def token_means(total: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns `loss`, `accuracy`, `sequence_accuracy` and `count` of sequences.
+
+  `scaled_accuracy` and `scaled_sequence_accuracy` are (a - chance) /
+  (1 - chance), with the share of right answers of a model that draws each of
+  the classes alike: 0 is chance, and 1 is perfect.
+
+  Args:
+    total: sums of `token_classification` over a split.
+  """
+  sums = {key: float(value) for key, value in total.items()}
+  labels = max(sums["count"], 1.0)
+  sequences = max(sums["sequences"], 1.0)
+
+  def scale(right: float, guessed: float) -> float:
+    return (right - guessed) / max(1 - guessed, 1e-9)
+
+  tokens, whole = sums["correct"] / labels, sums["right_sequences"] / sequences
+  return {
+    "loss": sums["loss"] / labels,
+    "accuracy": tokens,
+    "sequence_accuracy": whole,
+    "scaled_accuracy": scale(tokens, sums["chance"] / labels),
+    "scaled_sequence_accuracy": scale(
+      whole, sums["chance_sequences"] / sequences
+    ),
+    "count": int(sums["sequences"]),
+  }
+
+
 def segmentation(
   logits: jax.Array, batch: Batch, extra: jax.Array, smoothing: float = 0.0
 ) -> tuple[jax.Array, Sums]:
@@ -490,6 +565,9 @@ for _name in ("masked_values", "next_values"):
   LOSSES.register(_name)(
     Objective("error", False, _WITH_TARGETS, values, values_means)
   )
+LOSSES.register("token_classification")(
+  Objective("accuracy", True, _INPUTS, token_classification, token_means)
+)
 LOSSES.register("segmentation")(
   Objective("mean_iou", True, _INPUTS, segmentation, segmentation_means)
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import re
 import types
 from collections.abc import Collection, Mapping
@@ -322,6 +323,7 @@ def check_fields(c: RunConfig) -> None:
   tasks.check_ranges(c.task.name, c.task.options, "config.task")
   for name, section in (("model", c.model), ("reference", c.reference)):
     models.check_names(vars(section), f"config.{name}")
+  _check_test_lengths(c)
   # Check the fields that name a registered choice.
   choose("parallel mode", c.parallel, compilers.COMPILERS)
   metrics = {objective.metric for objective in LOSSES.values()}
@@ -345,6 +347,23 @@ def check_fields(c: RunConfig) -> None:
       f"config.ema_decay={c.ema_decay} cannot be combined with "
       "config.model.orthogonal_map='matrix', because the average of orthogonal "
       "matrices is not orthogonal: choose another map, or set ema_decay=0."
+    )
+
+
+def _check_test_lengths(c: RunConfig) -> None:
+  """Raises UserError for a test length that learned positions cannot read."""
+  options = c.task.options
+  further = options.get("test_lengths") or ()
+  if not further or c.model.positions != "learned":
+    return
+  loader = inspect.signature(tasks.TASKS[c.task.name])
+  trained = options.get("length") or loader.parameters["length"].default
+  if max(further) > trained:
+    raise UserError(
+      f"config.task.test_lengths={[*further]} has lengths above the {trained} "
+      "tokens of training, and config.model.positions='learned' has no trained "
+      "positions there: set --config.model.positions=none (or sinusoid), or a "
+      "greater --config.task.length."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxformers import models
 from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import format_score
 from jaxformers.tasks import arrays
 from jaxformers.training import origin, provenance
@@ -117,6 +118,7 @@ def describe_results(
     **({} if record is None else {"pretrained": record}),
     "baselines": dict(baselines),
     "parameters": num_params,
+    **_describe_state(run),
     "parameter_ratio": num_params / run.num_reference_params,
     "metrics_records": len(workdirs.read_metrics(run.workdir)[0]),
     "train_seconds": train_seconds,
@@ -129,6 +131,16 @@ def describe_results(
     "max_len": task.max_len,
     "config": config.as_dict(),
   }
+
+
+def _describe_state(run: Run) -> dict[str, Any]:
+  """Returns the bytes of the state of a causal token classifier, or {}."""
+  if not run.task.causal:
+    return {}
+  try:
+    return {"state_bytes": models.state_bytes(run.model, run.task.max_len)}
+  except UserError:  # The mixer has no cache.
+    return {}
 
 
 def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
@@ -159,10 +171,20 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   selection = split_title(results["task"], results["selection"])
   scored = "held-out" if selection.startswith("held-out") else "test"
   # Scores of the model, then of the baselines.
-  for name in (metric, "accuracy_top5", "exact_match"):
+  others = ("sequence_accuracy", "accuracy_beyond", "accuracy_top5")
+  for name in (metric, *others, "exact_match"):
     if name in results:
       title = f"{results['model']} {scored} {name.replace('_', ' ')}"
       yield title, format_score(name, results[name])
+  for length, scores in results.get("by_length", {}).items():
+    yield (
+      f"{length} tokens",
+      ", ".join(
+        f"{name.removesuffix('_accuracy')} {format_score(name, scores[name])}"
+        for name in (metric, "sequence_accuracy")
+        if name in scores
+      ),
+    )
   for name, value in results["baselines"].items():
     yield name, format_score(metric, value)
   yield f"{UNITS.get(metric, 'examples')} scored", f"{results['examples']:,}"
@@ -172,6 +194,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   if "damaged_best_step" in results:
     yield "damaged best step", f"{results['damaged_best_step']}"
   yield "parameters", f"{results['parameters']:,}"
+  if "state_bytes" in results:
+    yield "bytes of the state", f"{results['state_bytes']:,}"
   ratio = f"{results['parameter_ratio']:.2f} times"
   yield "relative to the Transformer", ratio
   yield "training time", duration(results["train_seconds"])

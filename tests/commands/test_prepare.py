@@ -54,7 +54,7 @@ def test_prepare_exports_and_reads_its_export(tmp_path, capsys):
     prepare.main([*again, "--export", str(out)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prepare_exports_pathfinder_in_the_layout_of_lra(tmp_path):
   common = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
   prepare.main(

@@ -193,7 +193,7 @@ def check_head(task, protocol, model):
   models.size(models.build(**options, **sizes))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_lra_protocols_have_their_pool_and_head():
   both = ("transject", "transformer")
   assert_all(check_head, itertools.product(SIZES, PROTOCOLS, both), least=60)

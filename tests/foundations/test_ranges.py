@@ -478,7 +478,7 @@ def check_values_out_of_range(path, changes):
     assert main._explain(error.value)[1].startswith("error: ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_fields_refuses_every_value_out_of_range():
   assert_all(check_values_out_of_range, chosen_options(), least=100)
 

@@ -93,13 +93,13 @@ def test_is_causal_follows_the_mixer_not_the_objective():
   def make(name, **options):
     return ModelConfig(name=name, **SIZES | options)
 
-  for options, predicts_next, is_causal in (
+  for options, must_be_causal, is_causal in (
     ({}, False, False),
     ({"mixer": {"causal": True}}, False, True),
     ({"objective": "next_tokens"}, True, True),
   ):
     config = make("transformer", **options)
-    assert config.predicts_next == predicts_next, options
+    assert config.must_be_causal == must_be_causal, options
     assert config.is_causal == is_causal, options
   # One has a causal form only, one has no mixer, and one no causal form.
   assert make("mamba").is_causal

@@ -40,6 +40,7 @@ def logits_of(model, params, images=IMAGES):
   return apply({"params": params}, images)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ("name", "pool"),
   [

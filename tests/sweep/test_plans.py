@@ -83,6 +83,7 @@ def test_plan_trainings_of_state_spaces_are_the_published_ones():
       assert training.batch_size == fields["batch_size"]
 
 
+@pytest.mark.long
 def test_plan_cells_build_their_models(tmp_path):
   sweep = Sweep(tmp_path, [])
   for plan in plans.PLANS.values():

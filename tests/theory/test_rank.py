@@ -54,6 +54,7 @@ def check_rank(depth, d, heads, n, want):
     assert bounds.log3(want) <= bounds.highest(depth, d, heads) + 1e-9
 
 
+@pytest.mark.long
 def test_measure_rank_gives_the_ranks_of_the_reference():
   assert_all(check_rank, TABLE, least=60)
 

@@ -16,6 +16,7 @@ from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
+from tests.marks import long_except
 
 NO_LIBTPU = importlib.util.find_spec("libtpu") is None
 SIZES = {"vocab_size": 18, "max_len": 64, "num_classes": 10}
@@ -40,6 +41,19 @@ WITH_KERNEL = (
   "lru",
   "s5",
 )
+# One model of each kind, or two; --long has all others.
+KINDS = (
+  "allpass",  # Injective encoders.
+  "isometric",
+  "transject",
+  "informer",  # Efficient attention.
+  "reformer",
+  "mamba",  # Recurrences, with factors that depend on tokens and without.
+  "s4d",
+  "s5",
+  "mega",  # Convolution and attention.
+  "transformer",
+)
 # A product in a program for TPUs, without the precision of one pass.
 PRODUCT = re.compile(r"= f32\S* (?:convolution|dot)\((?!.*operand_precision)")
 
@@ -56,7 +70,7 @@ def make(model, *overrides, chip=CHIP, sizes=SIZES):
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", long_except(KINDS, MODELS))
 @pytest.mark.usefixtures("optimized")
 def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
   """It holds the gradient and the sums of the scores, and nothing else is sent.

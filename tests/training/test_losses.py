@@ -95,6 +95,41 @@ def test_language_perplexity_is_exp_of_the_mean_over_tokens():
     losses.language(log_p, own, jnp.zeros(2), 0.1)
 
 
+def test_token_classification_by_hand():
+  """Three sequences of three tokens; the last one is padding."""
+  p = np.full((3, 3, 4), 0.1)
+  for row, best in enumerate([[1, 2, 3], [0, 0, 0], [0, 0, 0]]):
+    p[row, range(3), best] = 0.7
+  targets = [[1, 2, 0], [0, 1, 0], [0, 0, 0]]
+  weights = [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
+  total, sums = losses.token_classification(
+    jnp.log(p), batch(targets, weights), jnp.array([0.5, 0.25, 9.0])
+  )
+  want = -4 * np.log(0.7) - np.log(0.1)
+  np.testing.assert_allclose(sums["loss"], want, rtol=1e-6)
+  np.testing.assert_allclose(total, want + 0.75, rtol=1e-6)
+  means = losses.token_means(sums)
+  assert means["count"] == 2
+  assert means["loss"] == pytest.approx(want / 5, rel=1e-6)
+  assert means["accuracy"] == pytest.approx(4 / 5)
+  assert means["scaled_accuracy"] == pytest.approx((0.8 - 0.25) / 0.75)
+  # The first sequence is right; guesses are with 1 / 16 and with 1 / 64.
+  assert means["sequence_accuracy"] == 0.5
+  guess = (1 / 16 + 1 / 64) / 2
+  assert means["scaled_sequence_accuracy"] == pytest.approx(
+    (0.5 - guess) / (1 - guess)
+  )
+
+
+def test_token_classification_ignores_tokens_without_a_label():
+  logits = jnp.array([[[0.0, 1.0], [jnp.nan, jnp.nan]]])
+  total, sums = losses.token_classification(
+    logits, batch([[1, 0]], [[1, 0]]), jnp.zeros(1)
+  )
+  assert np.isfinite(total)
+  assert (sums["correct"], sums["right_sequences"]) == (1, 1)
+
+
 def test_segmentation_mean_iou_by_hand():
   # Class 3 is neither labelled nor predicted, class 2 predicted alone.
   targets = jnp.array([[[0, 0, -1], [1, 1, 1]], [[0, 1, 0], [0, 0, 0]]])

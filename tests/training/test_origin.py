@@ -114,7 +114,7 @@ def test_results_ignore_the_origin_record_of_another_start(
   assert "pretrained" not in loop.run(make(total_steps=5), workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_load_start_of_a_pretrained_run_checks_its_origin(
   first, make, tmp_path
 ):
@@ -133,7 +133,7 @@ def test_load_start_of_a_pretrained_run_checks_its_origin(
   assert states.load(workdir).start is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_trainer_refuses_causal_weights_for_a_bidirectional_model(
   smoke, tmp_path
 ):
@@ -387,7 +387,7 @@ def test_trainer_names_all_options_that_differ_from_the_weights(
   assert len(flags) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_normalises_pixels_as_its_pretrained_weights(tmp_path):
   rng = np.random.default_rng(0)
   files = {}

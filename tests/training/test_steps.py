@@ -114,7 +114,7 @@ def test_train_step_under_jit_and_pmap_agrees_on_four_devices(name):
 @pytest.mark.parametrize(
   "name", long_except(("transformer",), ("transformer", "s5", "mega"))
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_train_step_batch_norm_is_over_all_devices(name):
   """One device, four under jit, and four under pmap; and parts add up."""
   block = {"norm_type": "batch", "norm_first": True}

@@ -104,7 +104,7 @@ def limit(monkeypatch):
 
 
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_takes_a_step_that_does_not_fit_in_parts(smoke, tmp_path, limit):
   def made(name, **fields):
     return trainer_of(smoke("local", batch_size=8, **fields), tmp_path / name)
@@ -135,7 +135,7 @@ def test_plan_takes_a_step_that_does_not_fit_in_parts(smoke, tmp_path, limit):
 
 
 @pytest.mark.usefixtures("one_device")
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_that_does_not_fit_stops_before_its_first_step(
   smoke, tmp_path, limit
 ):

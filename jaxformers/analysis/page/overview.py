@@ -52,6 +52,30 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
   return plots.curves(texts, rows, "step", panels, markers=False)
 
 
+def by_length(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns the figure of test scores over lengths; None without such scores.
+
+  The lengths are those of `Task.test_lengths`.
+  """
+  rows = [
+    (group.label, run.seed, metric, int(length), 100 * scores[metric])
+    for group in groups
+    for run in group.runs
+    for length, scores in run.results.get("by_length", {}).items()
+    for metric in tables.BY_LENGTH
+  ]
+  if not rows:
+    return None
+  caption = (
+    "Scores on test splits of one length each. A sequence is right if all its "
+    "labels are. Bands are one deviation over seeds "
+    f"({runs.describe_seeds(groups)})."
+  )
+  panels = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
+  texts = Texts("by_length", "Score over length", caption)
+  return plots.curves(texts, rows, "tokens", panels)
+
+
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of test scores against the sizes of the model.
 

@@ -56,7 +56,11 @@ TITLES = {
   "mean_iou": "mean IoU %",
   "perplexity": "perplexity",
   "error": "mean error",
+  "f1": "F1 %",
+  "spearman": "Spearman %",
 }
+# Shares of right tokens and sequences that `results.json` has by length.
+BY_LENGTH = ("accuracy", "sequence_accuracy")
 
 
 def files(folder: Path, name: str) -> list[Path]:
@@ -147,10 +151,11 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
       seed that occurs twice counts once.
 
   Returns:
-    Rows with the fields of `COLUMNS`, and with `metric`, `batch_size` and
-    `data`. The score is (mean, sample standard deviation), in percent for
-    shares. The deviation of a single seed is NaN. `data` is the digest of the
-    data, or "" if it is unknown.
+    Rows with the fields of `COLUMNS`, and with `metric`, `batch_size`, `data`
+    and `by_length`, the scores of `BY_LENGTH` by metric and length. A score is
+    (mean, sample standard deviation), in percent for shares. The deviation of a
+    single seed is NaN. `data` is the digest of the data, or "" if it is
+    unknown.
   """
   # Group the runs by recipe, and describe how the recipes differ.
   rows: list[dict[str, Any]] = []
@@ -180,6 +185,7 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
         "trivial": {k: scale * v for k, v in first["baselines"].items()},
         "chosen on": first["selection"],
         "train s": statistics.mean(run["train_seconds"] for run in runs),
+        "by_length": _scores_by_length(runs),
       }
     )
   # Name the data if tasks of one name have different data, such as a user's
@@ -192,6 +198,25 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
     if len(data_by_task[row["task"], row["protocol"]]) > 1 and row["data"]:
       row["protocol"] += f", data {row['data'][:6]}"
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
+
+
+def _scores_by_length(
+  runs: Sequence[Result],
+) -> dict[str, dict[int, tuple[float, float]]]:
+  """Returns mean and deviation of `BY_LENGTH` in percent, by metric and length.
+
+  Args:
+    runs: results of one recipe; without scores by length, the result is {}.
+  """
+  lengths = runs[0].get("by_length", {})
+  return {
+    metric: {
+      int(length): spread([100 * r["by_length"][length][metric] for r in runs])
+      for length in lengths
+    }
+    for metric in BY_LENGTH
+    if lengths
+  }
 
 
 def describe_data(result: Result) -> str:
@@ -354,6 +379,7 @@ def markdown(rows: Sequence[Result]) -> str:
     of_metric = [row for row in rows if row["metric"] == metric]
     lines = ([_cell(name, row[name]) for name in COLUMNS] for row in of_metric)
     tables += [markdown_table(header, lines), *notes(of_metric)]
+    tables += _length_tables(of_metric)
     # Add the spread over settings.
     spreads = over_settings(of_metric)
     if spreads:
@@ -369,3 +395,26 @@ def markdown(rows: Sequence[Result]) -> str:
       header = [*columns[:4], f"{title} over settings", columns[5]]
       tables.append(markdown_table(header, lines))
   return "\n\n".join(tables)
+
+
+def _length_tables(rows: Sequence[Result]) -> list[str]:
+  """Returns a table of scores over lengths for each metric of `BY_LENGTH`."""
+  rows = [row for row in rows if row["by_length"]]
+  lengths = sorted({n for row in rows for n in row["by_length"][BY_LENGTH[0]]})
+  tables = []
+  for metric in BY_LENGTH if rows else ():
+    title = f"{metric.replace('_', ' ')} % by length"
+    lines = (
+      [
+        *(row[name] for name in ("task", "protocol", "model", "config")),
+        *(
+          plus_minus(*scores[n]) if n in scores else ""
+          for scores in (row["by_length"][metric],)
+          for n in lengths
+        ),
+      ]
+      for row in rows
+    )
+    header = ("task", "protocol", "model", f"config; {title}")
+    tables.append(markdown_table((*header, *map(str, lengths)), lines))
+  return tables

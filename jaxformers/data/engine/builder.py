@@ -169,9 +169,9 @@ def _feature(kind: Any) -> Any:
   if kind is bytes:
     return tfds.features.Text()
   # Ids: a sequence of unknown length.
-  if kind is np.uint8:
+  if kind in (np.uint8, np.uint16):
     return tfds.features.Tensor(
-      shape=(None,), dtype=np.uint8, encoding=tfds.features.Encoding.BYTES
+      shape=(None,), dtype=kind, encoding=tfds.features.Encoding.BYTES
     )
   # A tuple of integers is the shape of an image; a tuple of names, of labels.
   if all(isinstance(part, int) for part in kind):

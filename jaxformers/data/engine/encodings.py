@@ -454,3 +454,16 @@ def ids() -> Encoding:
   return _without_fit(
     "ids", lambda e: [e["ids"]], lambda e: _hash(e["ids"].tobytes())
   )
+
+
+def ids_and_classes() -> Encoding:
+  """Returns the encoding of the fields `ids` and `classes` as two sequences.
+
+  The key of an example is the hash of its ids.
+  """
+  encoding = _without_fit(
+    "ids_and_classes",
+    lambda e: [e["ids"], e["classes"]],
+    lambda e: _hash(e["ids"].tobytes()),
+  )
+  return dataclasses.replace(encoding, dtype=np.uint16)

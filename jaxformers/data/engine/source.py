@@ -43,7 +43,8 @@ class Source:
   Attributes:
     name: name of the tensorflow-datasets builder.
     features: type of each feature: `bytes` for text, a tuple of class names for
-      a label, (height, width, channels) for an image, `np.uint8` for ids.
+      a label, (height, width, channels) for an image, `np.uint8` or `np.uint16`
+      for ids.
     read: function from the path of the archive (None if there is no archive) to
       the examples of every split, each with its key.
     settings: settings of generated data, which identify a version of the data.

@@ -16,6 +16,7 @@ from jaxformers.models.mixers.blocked import split
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.mixers.recurrence import (
   check_only_causal,
+  decay,
   dense,
   short_convolution,
 )
@@ -58,6 +59,7 @@ class Mamba(nn.Module):
     expansion: ratio of the channels of the recurrence to d.
     step_rank: rank of the map to steps; 0 for d / 16, rounded up.
     step_min, step_max: range of the initial steps, drawn log-uniformly.
+    signed: True for factors 2 exp(D_t A) - 1 from -1 to 1; see `decay`.
     causal: True, the only form.
     dtype: compute type; parameters and recurrence are float32.
   """
@@ -70,6 +72,7 @@ class Mamba(nn.Module):
   step_rank: OptionalSize = 0
   step_min: Scale = 1e-3
   step_max: Scale = 0.1
+  signed: bool = False
   causal: bool = True
   dtype: Any = jnp.float32
 
@@ -127,7 +130,7 @@ class Mamba(nn.Module):
     def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
       u, step, b, c, mask = part
       states, last = linear_scan(
-        jnp.exp(step[..., None] * a[None, None]),
+        decay(step[..., None] * a[None, None], signed=self.signed),
         (step * u)[..., None] * b[:, :, None],
         mask=mask[..., 0],
         initial=state,

@@ -234,3 +234,20 @@ def check_only_causal(name: str, *, causal: bool) -> None:
       f"The mixer {name!r} reads only earlier tokens: leave out causal=False, "
       f"or choose a mixer of both directions: {', '.join(both)}."
     )
+
+
+def decay(log_a: jax.Array, *, signed: bool) -> jax.Array:
+  """Returns the factors a of a real recurrence, or 2 a - 1 if `signed`.
+
+  A factor in [0, 1] only forgets; a factor of -1 changes the sign of the state,
+  which counts modulo 2.
+
+  Source: Grazzi et al. 2025, https://arxiv.org/abs/2411.12537, section 4; their
+  code leaves the input of the recurrence unchanged.
+
+  Args:
+    log_a: log a, at most 0.
+    signed: True for factors from -1 to 1.
+  """
+  a = jnp.exp(log_a)
+  return 2 * a - 1 if signed else a

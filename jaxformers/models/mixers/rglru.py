@@ -16,6 +16,7 @@ from jaxformers.models.mixer import MIXERS, check_heads
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.mixers.recurrence import (
   check_only_causal,
+  decay,
   dense,
   short_convolution,
 )
@@ -51,6 +52,8 @@ class RGLRU(nn.Module):
   Attributes:
     width: number of channels of the recurrence; 0 for d.
     num_heads: number of blocks of the gates' maps; must divide the width.
+    signed: True for factors 2 a_t - 1 from -1 to 1; see `decay`. The factor of
+      the input stays sqrt(1 - a_t^2).
     causal: True, the only form.
     dtype: compute type; parameters and recurrence are float32.
   """
@@ -60,6 +63,7 @@ class RGLRU(nn.Module):
 
   width: OptionalSize = 0
   num_heads: Width = 2
+  signed: bool = False
   causal: bool = True
   dtype: Any = jnp.float32
 
@@ -113,7 +117,7 @@ class RGLRU(nn.Module):
     root = _bounded_root(-jnp.expm1(2 * log_a))
     root = jnp.where(start[..., None], 1, root)
     states, last = linear_scan(
-      jnp.exp(log_a),
+      decay(log_a, signed=self.signed),
       root * enter * wider,
       mask=mask,
       initial=recall(self, "state"),

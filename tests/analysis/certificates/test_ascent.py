@@ -57,7 +57,7 @@ def test_ascend_keeps_the_extreme_over_all_steps():
   assert_between(extremes[1], extremes[0], extremes[2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
   a = np.tanh(2.0) / 2
   low, high = (1 - a) ** 4, (1 + a) ** 4

@@ -44,7 +44,7 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   assert any(is_tight[1::2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_attack_replace_matches_exhaustive_search_for_one_token():
   """Greedy, but for one token it tries the steepest at eight of nine places."""
   model, params = build()

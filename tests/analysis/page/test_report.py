@@ -100,6 +100,7 @@ def test_report_has_figures_of_both_models(page):
   assert labels & {"transject, sample 1", "transject, sample 2"}
 
 
+@pytest.mark.long
 def test_report_figures_clip_no_label(page):
   for figure in (
     figure for section in page.figures.values() for figure in section
@@ -248,6 +249,7 @@ BERT = Path(__file__).parents[2] / "models" / "pretrained" / "bert"
 PIECES = "[PAD] [UNK] [CLS] [SEP] this movie is terrible but it has some"
 
 
+@pytest.mark.long
 def test_report_command_reads_a_folder_of_bert_weights(tmp_path, capsys):
   """TransJect, figure 1: distances over layers, and inside each head."""
   folder = tmp_path / "bert"

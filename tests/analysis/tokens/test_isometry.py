@@ -85,7 +85,7 @@ def test_spectrum_quantiles_weight_values_by_their_share():
   assert spectrum.root_mean_square() == pytest.approx((0.45 + 2 + 0.45) ** 0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_measure_spectra_matches_the_jacobian_of_the_tokens():
   """By layer with what is carried held fixed, and of all with it moving."""
   model, params = build("neutreno", mixer={"num_heads": 2, "fidelity": 0.9})

@@ -106,7 +106,7 @@ def test_limit_with_fidelity_is_not_constant_or_diverges(fidelity, converges):
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 0.4])
-@pytest.mark.slow
+@pytest.mark.long
 def test_flow_is_the_integral_of_the_gradient(fidelity):
   u, first, w = normal(0, 6, 3), normal(1, 6, 3), weights(2, 6)
 

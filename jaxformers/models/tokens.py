@@ -1,0 +1,32 @@
+"""Models that predict a class for every token of a sequence."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.mixer import kernel_init
+from jaxformers.models.model import CLASSES, Model, bind_encoder
+
+
+@CLASSES.register("token_classification")
+class TokenClassifier(Model):
+  """Token classifier: tokens [b, n] -> logits, float32 [b, n, num_classes].
+
+  The model is an encoder and one linear map, `decoder`. Inputs are ids, 0 at
+  padding, or real numbers. Logits at padding have no meaning. If
+  `ModelConfig.causal` is True, the logits of a token depend only on this token
+  and on earlier ones.
+  """
+
+  @nn.compact
+  def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
+    config = self.config
+    encoder = bind_encoder(config)(name="encoder")
+    inputs, move_back = self.close_holes(inputs)
+    x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
+    # Prepended tokens have no class.
+    x = x[:, config.cls :].astype(jnp.float32)
+    init = kernel_init(0.02)
+    return nn.Dense(config.num_classes, kernel_init=init, name="decoder")(x)

@@ -1,0 +1,57 @@
+"""Small encoders and short trainings for diagnostic tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxformers.recipes import language, shared
+from jaxformers.recipes.traits import find_traits
+
+
+def model_fields(name: str, *, num_layers: int) -> dict[str, Any]:
+  """Returns a model with d = 64, without positions and dropout.
+
+  Without positions a model can read sequences of any length. Layers that
+  reserve channels for positions have sinusoids, which exist for any length.
+
+  Args:
+    name: name of the model.
+    num_layers: number of layers.
+
+  Returns:
+    The fields `model` and `reference` for `base`.
+  """
+  fields = language.model_fields(
+    name,
+    d_model=64,
+    num_layers=num_layers,
+    num_heads=4,
+    mlp_dim=128,
+    positions="none",
+  )
+  for model in fields.values():
+    if find_traits(model["name"]).needs_positions:
+      model["positions"] = "sinusoid"
+    del model["head"]  # Of language models.
+    model["dropout_rate"] = 0.0
+    for section in ("mixer_defaults", "block"):
+      if "dropout_rate" in model[section]:
+        model[section]["dropout_rate"] = 0.0
+  return fields
+
+
+def training(total_steps: int, learning_rate: float = 3e-3) -> dict[str, Any]:
+  """Returns a training of minutes on one core, as fields for `base`.
+
+  Args:
+    total_steps: number of steps.
+    learning_rate: peak learning rate, after a tenth of the steps.
+  """
+  return {
+    **shared.tiny_schedule(learning_rate, total_steps),
+    "optimizer": {"name": "adam", "weight_decay": 1e-2, "clip_norm": 1.0},
+    "batch_size": 64,
+    "eval_batch_size": 100,
+    "eval_steps": max(total_steps // 5, 1),
+    "checkpoint_steps": max(total_steps // 5, 1),
+  }

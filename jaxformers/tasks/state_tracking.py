@@ -1,0 +1,152 @@
+"""State tracking: products of group elements, and final states of automata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxformers.data.engine import encodings
+from jaxformers.data.generators import words
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, PositiveCount
+from jaxformers.foundations.registry import choose
+from jaxformers.tasks import token_labels
+from jaxformers.tasks.task import TASKS, Task
+
+# Protocols, and whether a token <bos> without a class opens every sequence.
+PROTOCOLS = {"jaxformers": False, "deltaproduct": True, "xlstm": False}
+START = "<bos>"
+
+
+@TASKS.register("state_tracking")
+def load_state_tracking(
+  *,
+  data_dir: str = "",
+  protocol: str = "jaxformers",
+  problem: str = "S3",
+  seed: Count = 0,
+  num_train: PositiveCount = 20_000,
+  num_validation: PositiveCount = 500,
+  num_test: PositiveCount = 500,
+  min_length: PositiveCount = 64,
+  length: PositiveCount = 64,
+  tokens_per_element: PositiveCount = 1,
+  test_min_length: Count = 0,
+  test_max_length: Count = 0,
+  test_lengths: Sequence[PositiveCount] = (),
+  causal: bool = True,
+) -> Task:
+  """Generates sequences whose classes are the states that they lead to.
+
+  In the word problem of a group the class of a token is the product of all
+  elements up to it. The problems of automata have one class, at the last token.
+  No two sequences are equal, in all splits together, so that short lengths are
+  less frequent than others once all their sequences are taken.
+
+  Differs from the code of Siems et al.: <bos> has no class. Differs from the
+  code of Beck et al.: sequences are drawn once and are distinct, and the last
+  token is read, not replaced by padding.
+
+  Args:
+    data_dir: folder of prepared data; see `data_folder`.
+    protocol: "jaxformers"; "deltaproduct" (Siems et al. 2025), where <bos>
+      opens every sequence; or "xlstm" (Beck et al. 2024; Grazzi et al. 2025),
+      for the problems of automata.
+    problem: group, such as Z2, Z3, S3, S4, A5, S5, A4xZ5, S5_swaps, S4_moves3;
+      or automaton: parity, even_pairs, cycle_navigation, modular_arithmetic,
+      modular_arithmetic_brackets. See `words.problem`.
+    seed: seed of the data, not of the run.
+    num_train: number of training examples.
+    num_validation: number of validation examples, which choose the checkpoint.
+    num_test: number of examples of each test split.
+    min_length, length: least and greatest number of tokens in training, without
+      <bos>. Modular arithmetic without brackets takes one token less for an odd
+      length.
+    tokens_per_element: number of tokens of each element; the last one has the
+      class. For groups only.
+    test_min_length, test_max_length: the same for validation and test; 0 for
+      the lengths of training.
+    test_lengths: lengths of further test splits of one length each.
+    causal: True if a token may see only itself and earlier tokens; False for
+      models without a causal form, whose scores are of another protocol.
+
+  Raises:
+    UserError: for an unknown problem, for too many examples, or for lengths
+      that do not fit.
+  """
+  has_start = PROTOCOLS[choose("protocol", protocol, PROTOCOLS)]
+  made = words.problem(problem)
+  if tokens_per_element > 1 and problem in words.AUTOMATA:
+    raise UserError(
+      f"tokens_per_element={tokens_per_element} is for groups, and "
+      f"{problem!r} is an automaton: remove the option."
+    )
+  made = words.repeated(made, tokens_per_element)
+  tested = (test_min_length or min_length, test_max_length or length)
+  trained = (min_length, length)
+  for least, most in (trained, tested):
+    if least > most:
+      raise UserError(
+        f"The least length {least} is above the greatest, {most}: exchange "
+        "min_length and length, or test_min_length and test_max_length."
+      )
+  further = token_labels.check_test_lengths(test_lengths)
+  # Number and lengths of the sequences of each split. Splits that are drawn
+  # first do not depend on the sizes of the others.
+  sizes = {
+    **{f"test_{n}": (num_test, (n, n)) for n in further},
+    "test": (num_test, tested),
+    "validation": (num_validation, tested),
+    "train": (num_train, trained),
+  }
+  seen: set[bytes] = set()
+
+  def rows(
+    number: int, count: int, lengths: tuple[int, int]
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng([seed, number])
+    for tokens, classes in token_labels.distinct(
+      lambda chunk: words.draw_lengths(made, rng, chunk, *lengths), count, seen
+    ):
+      if has_start:
+        start = len(made.tokens)
+        yield np.r_[start, tokens], np.r_[words.NO_CLASS, classes]
+      else:
+        yield tokens, classes
+
+  # The seed of a split is its number, so that a further test length changes no
+  # other split.
+  numbers = {"train": 0, "validation": 1, "test": 2}
+  splits, info = token_labels.open_generated(
+    "state_tracking",
+    {
+      "protocol": protocol,
+      "problem": problem,
+      "seed": seed,
+      "counts": f"{num_train}+{num_validation}+{num_test}",
+      "lengths": f"{min_length}+{length}+{tested[0]}+{tested[1]}",
+      "tokens_per_element": tokens_per_element,
+      "test_lengths": "+".join(map(str, further)),
+    },
+    {
+      name: rows(numbers.get(name, 2 + lengths[0]), count, lengths)
+      for name, (count, lengths) in sizes.items()
+    },
+    data_dir,
+  )
+  names = (*made.tokens, *([START] if has_start else []))
+  return Task(
+    name="state_tracking",
+    protocol=token_labels.describe_protocol(protocol, problem, causal=causal),
+    splits=splits,
+    vocabulary=(encodings.PAD, *names),
+    max_len=max(length, tested[1]) + has_start,
+    num_classes=len(made.classes),
+    classes=made.classes,
+    objective=token_labels.OBJECTIVE,
+    causal=causal,
+    test_lengths=further,
+    trivial=token_labels.RULES_OF_IDS,
+    info=info,
+  )

@@ -1,0 +1,248 @@
+"""Splits with a label for every token, and trivial rules for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformers.data.engine import digests, encodings
+from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.preparation import open_splits
+from jaxformers.data.engine.source import Keyed, Source
+from jaxformers.data.engine.split import Key, Split
+from jaxformers.foundations.errors import UserError
+from jaxformers.tasks.task import Task
+
+OBJECTIVE = "token_classification"
+NO_LABEL = 0  # Stored class of a token without a label.
+CHUNK = 512  # Number of examples that the rules read at a time.
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLabels(Split):
+  """Sequences with a class, or no class, for each token.
+
+  Attributes:
+    inputs: split of the sequences, whose own labels are ignored.
+    classes: for each sequence of `inputs`, the class of each token plus one,
+      and `NO_LABEL` for tokens without a class.
+  """
+
+  inputs: Any
+  classes: Packed
+
+  def __len__(self) -> int:
+    return len(self.inputs)
+
+  @property
+  def keys(self) -> np.ndarray:
+    """Identifiers of the examples, uint64 [count]."""
+    return self.inputs.keys
+
+  def lengths(self) -> np.ndarray:
+    """Returns the number of tokens of every example, int64 [count]."""
+    return self.inputs.lengths()
+
+  def digest(self) -> str:
+    """Returns the digest of all sequences and classes."""
+    return digests.of_parts(self.inputs.digest(), self.classes.digest())
+
+  def reading(self) -> dict[str, Any]:
+    """Returns the settings that turn tokens into inputs, as plain JSON."""
+    return self.inputs.reading()
+
+  def select(self, indices: Any) -> TokenLabels:
+    """Returns the split of the examples at `indices`, in this order."""
+    return TokenLabels(
+      self.inputs.select(indices), self.classes.select(indices)
+    )
+
+  def batch(
+    self,
+    indices: np.ndarray,
+    max_len: int,
+    key: Key | None = None,
+  ) -> dict[str, np.ndarray]:
+    """Returns a batch of examples, cut and padded on the right.
+
+    Args:
+      indices: numbers of the examples in the split, integers [b].
+      max_len: n, the number of tokens of every row of the batch.
+      key: ignored, because sequences are not augmented.
+
+    Returns:
+      inputs, int32 or float32 [b, n]; targets, int32 [b, n], the classes, and 0
+      where there is none; weights, float32 [b, n], 1 at tokens with a class and
+      0 elsewhere.
+    """
+    del key
+    inputs = self.inputs.batch(indices, max_len)["inputs"]
+    stored = self.classes.batch(indices, inputs.shape[1])["inputs"]
+    is_labelled = stored != NO_LABEL
+    return {
+      "inputs": inputs,
+      "targets": np.where(is_labelled, stored - 1, 0),
+      "weights": is_labelled.astype(np.float32),
+    }
+
+
+def from_pairs(packed: Packed) -> TokenLabels:
+  """Returns the split whose examples are stored as two sequences each.
+
+  Args:
+    packed: for each example, the ids, and the classes plus one.
+  """
+  parts = (
+    dataclasses.replace(
+      packed,
+      starts=packed.starts[first::2],
+      stops=packed.stops[first::2],
+      num_inputs=1,
+    )
+    for first in (0, 1)
+  )
+  return TokenLabels(*parts)
+
+
+# Sequences of a split: (tokens, classes), counted from 0, with a negative class
+# at tokens without one.
+Rows = Iterable[tuple[np.ndarray, np.ndarray]]
+
+
+def open_generated(
+  name: str,
+  settings: Mapping[str, Any],
+  splits: Mapping[str, Rows],
+  data_dir: str,
+) -> tuple[dict[str, TokenLabels], dict[str, Any]]:
+  """Opens generated sequences; generates them if they are not prepared.
+
+  Args:
+    name: name of the task.
+    settings: settings that determine the sequences.
+    splits: generators of the sequences, by split, which are read in this order.
+    data_dir: folder of prepared data; see `data_folder`.
+
+  Returns:
+    The splits, in which ids are the tokens plus one, and a description of their
+    origin.
+  """
+
+  def examples(rows: Rows) -> Iterator[Keyed]:
+    for key, (tokens, classes) in enumerate(rows):
+      ids, stored = (
+        np.asarray(1 + row).astype(np.uint16) for row in (tokens, classes)
+      )
+      yield key, {"ids": ids, "classes": stored}
+
+  source = Source(
+    name=name,
+    features={"ids": np.uint16, "classes": np.uint16},
+    read=lambda _: {split: examples(rows) for split, rows in splits.items()},
+    settings=settings,
+    shuffled=False,
+  )
+  packed, info = open_splits(source, encodings.ids_and_classes(), data_dir)
+  return {split: from_pairs(each) for split, each in packed.items()}, info
+
+
+MOST_REPEATS = 200  # Draws in a row without a new sequence.
+DRAWN = 2_048  # Largest number of sequences of a draw.
+
+
+def distinct(
+  draw: Callable[[int], Rows], count: int, seen: set[bytes]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields (tokens, classes) of sequences that were not drawn before.
+
+  Args:
+    draw: function from a number to so many random sequences.
+    count: number of sequences to yield.
+    seen: sequences that are taken; the new ones are added.
+
+  Raises:
+    UserError: if there are not enough different sequences.
+  """
+  left, repeats = count, 0
+  while left:
+    found = 0
+    for tokens, classes in draw(min(left, DRAWN)):
+      key = tokens.astype(np.uint16).tobytes()
+      if key not in seen:
+        seen.add(key)
+        found += 1
+        yield tokens, classes
+    left -= found
+    repeats = 0 if found else repeats + 1
+    if repeats > MOST_REPEATS:
+      raise UserError(
+        f"Only {count - left:,} of {count:,} further sequences were found that "
+        "differ from all others: ask for fewer, or for longer ones."
+      )
+
+
+def describe_protocol(protocol: str, problem: str, *, causal: bool) -> str:
+  """Returns the name under which scores of a task can be compared."""
+  return f"{protocol}, {problem}" + ("" if causal else ", both sides")
+
+
+def check_test_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
+  """Returns the lengths of further test splits.
+
+  Raises:
+    UserError: for a length twice, or below 2.
+  """
+  if len({*lengths}) < len(lengths) or min(lengths, default=2) < 2:
+    raise UserError(
+      f"test_lengths={[*lengths]}: give different lengths of at least 2."
+    )
+  return (*lengths,)
+
+
+def _labelled(task: Task, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields (ids, classes) of the tokens with a class, a chunk at a time."""
+  split = task.splits[name]
+  for first in range(0, len(split), CHUNK):
+    indices = np.arange(first, min(first + CHUNK, len(split)))
+    n = int(split.lengths()[indices].max())
+    batch = split.batch(indices, n)
+    at = batch["weights"] > 0
+    yield batch["inputs"][at], batch["targets"][at]
+
+
+def majority_label(task: Task) -> float:
+  """Scores the rule that always predicts the most frequent label of train."""
+  counts = np.zeros(task.num_classes, np.int64)
+  for _, classes in _labelled(task, "train"):
+    counts += np.bincount(classes, minlength=task.num_classes)
+  return _share(task, lambda ids: np.full(len(ids), counts.argmax()))
+
+
+def token_rule(task: Task) -> float:
+  """Scores the rule that predicts a label from its own token.
+
+  It predicts the most frequent label of train among tokens with the same id.
+  """
+  shape = (task.vocab_size, task.num_classes)
+  counts = np.zeros(shape[0] * shape[1], np.int64)
+  for ids, classes in _labelled(task, "train"):
+    places = ids.astype(np.int64) * shape[1] + classes
+    counts += np.bincount(places, minlength=len(counts))
+  best = counts.reshape(shape).argmax(1)
+  return _share(task, lambda ids: best[ids])
+
+
+def _share(task: Task, predict: Any) -> float:
+  """Returns the share of test's labels that a function of ids predicts."""
+  right = total = 0
+  for ids, classes in _labelled(task, "test"):
+    right += int((predict(ids) == classes).sum())
+    total += len(classes)
+  return right / max(total, 1)
+
+
+RULES = {"majority label": majority_label}
+RULES_OF_IDS = RULES | {"label by token": token_rule}

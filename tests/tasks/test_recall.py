@@ -1,0 +1,60 @@
+"""Recall tasks: splits, classes and refusals."""
+
+import numpy as np
+import pytest
+
+from jaxformers import tasks
+from jaxformers.foundations.errors import UserError
+
+SIZES = dict(num_train=40, num_validation=10, num_test=10)
+
+
+def load(folder, **options):
+  return tasks.get("recall", data_dir=str(folder), **SIZES, **options)
+
+
+def test_mqar_task_asks_for_the_value_of_each_key(tmp_path):
+  task = load(tmp_path, length=32, vocab_size=64, test_lengths=(64,))
+  assert (task.num_classes, task.vocab_size) == (64, 65)
+  assert task.causal
+  for split in task.splits.values():
+    batch = split.batch(np.arange(len(split)), 64)
+    assert (batch["weights"].sum(1) == 4).all()
+    for ids, targets, weights in zip(
+      batch["inputs"], batch["targets"], batch["weights"], strict=True
+    ):
+      pairs = dict(zip(ids[0:8:2] - 1, ids[1:8:2] - 1, strict=True))
+      for place in np.flatnonzero(weights):
+        assert pairs[ids[place] - 1] == targets[place]
+  assert task.baselines()["random value of a pair"] == 0.25
+
+
+@pytest.mark.parametrize("problem", ["associative_recall", "induction_heads"])
+def test_problems_with_a_mark_ask_at_the_end(tmp_path, problem):
+  task = load(tmp_path, problem=problem, length=12, vocab_size=8, num_pairs=0)
+  assert task.vocabulary[-1] == "<mark>"
+  batch = task.splits["test"].batch(np.arange(10), 12)
+  assert batch["weights"][:, -1].all()
+  assert batch["weights"].sum() == 10
+
+
+def test_zoology_fills_with_token_0(tmp_path):
+  task = load(tmp_path, protocol="zoology", vocab_size=128)
+  ids = task.splits["train"].batch(np.arange(40), 64)["inputs"]
+  assert (ids[:, 8:] == 1).sum(1).tolist() == [52] * 40
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"problem": "mqa"}, "problem"),
+    ({"num_pairs": 0}, "needs at least one"),
+    ({"problem": "induction_heads"}, "num_pairs=0"),
+    ({"num_pairs": 20}, "4 num_pairs"),
+    ({"vocab_size": 2}, "at least 4"),
+  ],
+)
+def test_wrong_sizes_are_refused(tmp_path, options, message):
+  with pytest.raises(UserError, match=message):
+    load(tmp_path, **options)
+  assert not (tmp_path / "packed").exists()
