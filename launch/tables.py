@@ -4,12 +4,13 @@ python launch/tables.py 2 --workdir runs/table_2 --archives PATH
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run \
     --device v5e:4x4
 
-Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13 and levine_2;
-the list is below. Every run has the protocol of the table. PATH is a folder
-with the archives under their authors' names, and with BERT's vocab.txt for
-table 1. Missing data are listed, and the other runs still run. At the end the
-command prints the table next to the paper's numbers. Table 3 trains nothing: it
-counts parameters and times inference on this machine.
+Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13, levine_2, and
+diagnostics: state tracking and recall of every encoder. The list is below.
+Every run has the protocol of the table. PATH is a folder with the archives
+under their authors' names, and with BERT's vocab.txt for table 1. Missing data
+are listed, and the other runs still run. At the end the command prints the
+table next to the paper's numbers, or next to what theory says. Table 3 trains
+nothing: it counts parameters and times inference on this machine.
 
 After a stop, run the same command again: runs with results are not repeated,
 and the others resume. `--slurm`, `--set` and arguments that begin with
@@ -32,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers.analysis.tables import published, results, speed
+from jaxformers.analysis.tables import diagnostics, published, results, speed
 from jaxformers.foundations import cli, interrupts
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
@@ -170,6 +171,7 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")
     print(published.text(published.tables(finished)))
+    print(diagnostics.matrix(finished))
   return sweep
 
 

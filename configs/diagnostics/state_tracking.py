@@ -43,7 +43,7 @@ def get_config(arg=None):
     seed=0,
   )
   is_automaton = arg.problem in AUTOMATA
-  lengths = (40, 64, 128, 256) if is_automaton else (64, 128, 256)
+  lengths = (40, 160, 256) if is_automaton else (64, 128, 256)
   task = {
     "name": "state_tracking",
     "protocol": arg.protocol,
@@ -60,7 +60,7 @@ def get_config(arg=None):
     "test_lengths": lengths,
     "causal": find_traits(arg.model).has_causal,
   }
-  fields = diagnostics.training(total_steps=1_000)
+  fields = diagnostics.training(total_steps=600)
   if arg.protocol == "xlstm":  # Lengths and training of Grazzi et al. 2025.
     task.update(num_train=200_000, test_min_length=40, test_max_length=256)
     fields = diagnostics.training(total_steps=20_000, learning_rate=1e-3)

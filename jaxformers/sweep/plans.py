@@ -76,6 +76,12 @@ DATA = {
     2_000,
     ("ADEChallengeData2016", "ADEChallengeData2016.tar"),
   ),
+  "state_tracking": Data(
+    _tokens(7, 256, 6, objective="token_classification"), 500, (), True
+  ),
+  "recall": Data(
+    _tokens(257, 256, 256, objective="token_classification"), 500, (), True
+  ),
   "cifar10": Data(_image(32, 10), 5_000, CIFAR10),
   "wikitext103": Data(
     _tokens(267_736, 256, 0, objective="language_model"),
@@ -287,6 +293,60 @@ PLANS = {
     note="Draw the figure by jaxformers depth.",
   ),
 }
+# Every encoder with each problem, and three with an option that decides.
+ENCODERS = (
+  "transformer",
+  "transformer_rezero",
+  "transformer_orthogonal",
+  "symmetric_transformer",
+  "neutreno",
+  "kernelized",
+  "linear_transformer",
+  "linearized",
+  "performer",
+  "linformer",
+  "nystromformer",
+  "skyformer",
+  "local",
+  "longformer",
+  "bigbird",
+  "sparse",
+  "sinkhorn",
+  "reformer",
+  "informer",
+  "synthesizer",
+  "mega",
+  "s4d",
+  "certified_s4d",
+  "s5",
+  "lru",
+  "rglru",
+  "mamba",
+  "allpass",
+  "isometric",
+  "transject",
+  "random_transject",
+)
+PLANS["diagnostics"] = Plan(
+  "Diagnostics: state tracking and recall of every encoder",
+  (
+    *(
+      f"configs/diagnostics/state_tracking.py:problem={problem}"
+      for problem in ("Z2", "Z3", "S3", "A5")
+    ),
+    *(
+      f"configs/diagnostics/recall.py:problem={problem}"
+      for problem in ("mqar", "induction_heads")
+    ),
+  ),
+  rows=(
+    *map(_row, ENCODERS),
+    _row("mamba", signed="true"),
+    _row("rglru", signed="true"),
+    ((("model", "transformer"),), (("model.coupled", "true"),)),
+  ),
+  has_sizes=False,
+)
 # Short names of TransJect's tables.
 SHORT = {"1": "transject_1", "2": "transject_2"}
 

@@ -36,7 +36,8 @@ from jaxformers.training.topologies import Chip
 from jaxformers.training.trainer import make_step, more_parts
 
 # Objectives whose batches follow from the sizes of the task.
-_PLAIN = ("classification", "language_model")
+_PER_TOKEN = ("language_model", "token_classification")
+_PLAIN = ("classification", *_PER_TOKEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +110,8 @@ def batch_shapes(sizes: Mapping[str, Any], rows: int) -> dict[str, Any]:
     dtype = jnp.int32 if sizes["vocab_size"] else jnp.float32
     number = sizes.get("num_inputs", 1)
     inputs = (rows, *(number,) * (number > 1), sizes["max_len"])
-  # A language model has a target for every token.
-  shape = inputs if objective == "language_model" else (rows,)
+  # Some objectives have a target for every token.
+  shape = inputs if objective in _PER_TOKEN else (rows,)
   return {
     "inputs": jax.ShapeDtypeStruct(inputs, dtype),
     "targets": jax.ShapeDtypeStruct(shape, jnp.int32),

@@ -1,0 +1,82 @@
+"""The matrix of diagnostics: its cells, and what theory says."""
+
+import pytest
+
+from jaxformers.analysis.tables import diagnostics
+from jaxformers.models import MODELS
+from jaxformers.sweep import plans
+from jaxformers.sweep.runs import Sweep
+from tests import results as made
+
+
+def run(seed, model, problem, scores, task="state_tracking", **fields):
+  """The results of a run; scores are shares of right sequences by length."""
+  section = {"name": task, "problem": problem, "causal": True}
+  config = {"seed": seed, "task": section, "model": {"name": model} | fields}
+  return made.make(
+    config,
+    task=task,
+    model=model,
+    seed=seed,
+    by_length={
+      str(n): {"accuracy": 1.0, "sequence_accuracy": share}
+      for n, share in scores.items()
+    },
+  )
+
+
+def test_the_matrix_has_median_and_best_over_seeds():
+  finished = [
+    run(seed, "mamba", "Z2", {64: short, 256: long}, mixer={"signed": True})
+    for seed, (short, long) in enumerate([(1, 0.5), (0.9, 0.25), (0.2, 0)])
+  ]
+  finished.append(run(0, "mamba", "Z2", {64: 0, 256: 0}))
+  finished.append(run(0, "transformer", "mqar", {64: 0}, task="recall"))
+  text = diagnostics.matrix(finished)
+  assert "Z2, 64; 256 tokens" in text
+  assert "| mamba, signed | 90 (100); 25 (50); can |" in text
+  assert "| mamba | 0 (0); 0 (0); cannot |" in text
+  # Recall is scored by tokens.
+  assert "100 (100); 100 (100); can |" in text
+  assert "- mamba, Z2: cannot; factors in [0, 1] do not count" in text
+  assert diagnostics.matrix([]) == ""
+
+
+@pytest.mark.parametrize(
+  ("model", "problem", "says"),
+  [
+    ({"name": "mamba"}, "Z2", "cannot"),
+    ({"name": "rglru", "mixer": {"signed": True}}, "Z2", "can"),
+    ({"name": "mamba", "mixer": {"signed": True}}, "Z3", "cannot"),
+    ({"name": "mamba", "mixer": {"signed": True}}, "A5", "cannot"),
+    ({"name": "s5"}, "Z2", "cannot"),
+    ({"name": "s5", "coupled": True}, "Z2", "unknown"),
+    ({"name": "transformer"}, "Z2", "unknown"),
+    ({"name": "neutreno"}, "A5", "cannot"),
+    ({"name": "isometric"}, "A5", "unknown"),
+    ({"name": "linear_transformer"}, "Z2", "cannot"),
+  ],
+)
+def test_theory_depends_on_the_factors_of_the_recurrence(model, problem, says):
+  config = {
+    "model": model,
+    "task": {"name": "state_tracking", "problem": problem},
+  }
+  found, reason = diagnostics.expected(config)
+  assert found == says
+  assert reason == "" or reason in diagnostics.REASONS
+
+
+@pytest.mark.slow
+def test_the_plan_has_every_encoder_with_every_problem(tmp_path):
+  plan = plans.find_plan("diagnostics")
+  cells = plans.make_cells(plan, None)
+  assert {*plans.ENCODERS} == {*MODELS}
+  assert len(cells) == 6 * (len(MODELS) + 3)
+  sweep = Sweep(tmp_path, [])
+  names = set()
+  for cell in cells[:: len(cells) // 40]:
+    config = sweep.load_config(cell, 0).as_dict()
+    names.add(diagnostics.row_name(config))
+    assert diagnostics.expected(config)[0] in ("can", "cannot", "unknown")
+  assert len(names) > 20
