@@ -272,8 +272,8 @@ def _label_rows(columns: rows.Columns, name: str) -> list[list[Any]]:
     is_row = isinstance(labels, list | tuple | np.ndarray)
     row = list(labels) if is_row else []
     if isinstance(tokens, str) or len(row) != len(tokens) or not is_row:
-      one = f"the label {rows.show(labels)}"
-      shown = f"{len(row)} labels" if is_row else one
+      single = f"the label {rows.show(labels)}"
+      shown = f"{len(row)} labels" if is_row else single
       raise UserError(
         f"{name} has {shown} for the input {rows.show(tokens)} at {k}: give "
         "one label for each id or number, and None where there is none."

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from jaxformers.data.engine import encodings
 from jaxformers.data.generators import languages
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, PositiveCount
 from jaxformers.foundations.registry import choose
 from jaxformers.tasks import token_labels
 from jaxformers.tasks.task import TASKS, Task
+from jaxformers.tasks.token_labels import Rows
 
 PROTOCOLS = ("jaxformers",)
 
@@ -56,7 +56,7 @@ def load_formal_languages(
     test_lengths: numbers of symbols of the inputs of further test splits of one
       length each.
     causal: True if a token may see only itself and earlier tokens; False for
-      models without a causal form, whose scores are of another protocol.
+      models without a causal form, whose scores have another protocol.
 
   Raises:
     UserError: for an unknown problem, for too many examples, or for lengths
@@ -66,54 +66,31 @@ def load_formal_languages(
   language = languages.LANGUAGES[
     choose("problem", problem, languages.LANGUAGES)
   ]
-  further = token_labels.check_test_lengths(test_lengths)
-  if min_length > length or min(min_length, *further, 10) < language.least:
+  least = min([min_length, *test_lengths])
+  if min_length > length or least < language.least:
     raise UserError(
-      f"min_length={min_length}, length={length}, test_lengths={[*further]}: "
-      f"{problem} needs at least {language.least} symbols, and min_length is "
-      "at most length."
-    )
-  seen: set[bytes] = set()
-
-  def rows(
-    number: int, count: int, least: int, most: int
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng([seed, number])
-    return token_labels.distinct(
-      lambda chunk: languages.draw(language, rng, chunk, least, most),
-      count,
-      seen,
+      f"min_length={min_length}, length={length}, "
+      f"test_lengths={[*test_lengths]}: {problem} needs at least "
+      f"{language.least} symbols, and min_length is at most length."
     )
 
-  # Splits that are drawn first do not depend on the sizes of the others.
-  splits, info = token_labels.open_generated(
-    "formal_languages",
-    {
-      "problem": problem,
-      "seed": seed,
-      "counts": f"{num_train}+{num_validation}+{num_test}",
-      "lengths": f"{min_length}+{length}",
-      "test_lengths": "+".join(map(str, further)),
-    },
-    {
-      **{f"test_{n}": rows(2 + n, num_test, n, n) for n in further},
-      "test": rows(2, num_test, min_length, length),
-      "validation": rows(1, num_validation, min_length, length),
-      "train": rows(0, num_train, min_length, length),
-    },
-    data_dir,
-  )
-  return Task(
+  def draw(rng: np.random.Generator, count: int, least: int, most: int) -> Rows:
+    return languages.draw(language, rng, count, least, most)
+
+  lengths = (min_length, length)
+  recipe = token_labels.Recipe(
     name="formal_languages",
-    protocol=token_labels.describe_protocol(protocol, problem, causal=causal),
-    splits=splits,
-    vocabulary=(encodings.PAD, *language.tokens),
-    max_len=length + language.output_length(length),
-    num_classes=language.num_classes,
+    protocol=protocol,
+    problem=problem,
+    tokens=language.tokens,
     classes=tuple(map(str, range(language.num_classes))),
-    objective=token_labels.OBJECTIVE,
+    draw=draw,
+    lengths=lengths,
+    test_lengths=lengths,
+    settings={},
+    longest=length + language.output_length(length),
     causal=causal,
-    test_lengths=further,
     trivial=token_labels.RULES_OF_IDS,
-    info=info,
   )
+  counts = (num_train, num_validation, num_test)
+  return token_labels.generate(recipe, data_dir, seed, counts, test_lengths)

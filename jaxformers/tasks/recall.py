@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxformers.data.engine import encodings
 from jaxformers.data.generators import recall
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, PositiveCount
 from jaxformers.foundations.registry import choose
 from jaxformers.tasks import token_labels
 from jaxformers.tasks.task import TASKS, Task
+from jaxformers.tasks.token_labels import Rows
 
 # Protocols, and whether random tokens stand where mqar has no key.
 PROTOCOLS = {"jaxformers": True, "zoology": False}
@@ -61,7 +61,7 @@ def load_recall(
     num_pairs: number of pairs; for mqar only, which needs one or more.
     test_lengths: lengths of further test splits of one length each.
     causal: True if a token may see only itself and earlier tokens; False for
-      models without a causal form, whose scores are of another protocol.
+      models without a causal form, whose scores have another protocol.
 
   Raises:
     UserError: for sizes that do not fit.
@@ -72,66 +72,38 @@ def load_recall(
   if is_mqar != (num_pairs > 0) or (not is_mqar and not fill):
     raise UserError(
       f"problem={problem!r}, num_pairs={num_pairs}, protocol={protocol!r}: "
-      "pairs are of mqar, which needs at least one, and so is the protocol "
-      "zoology. Give num_pairs=0 and protocol=jaxformers for other problems."
+      "mqar needs at least one pair; the other problems need num_pairs=0 and "
+      "protocol=jaxformers."
     )
   if vocab_size < 4:
     raise UserError(f"vocab_size={vocab_size}: give at least 4.")
 
-  def draw(rng: np.random.Generator, count: int, n: int) -> recall.Drawn:
-    if is_mqar:
-      return recall.mqar(rng, count, n, vocab_size, num_pairs, fill=fill)
+  def draw(rng: np.random.Generator, count: int, n: int, _: int) -> Rows:
+    sizes = {"num_pairs": num_pairs, "fill": fill} if is_mqar else {}
     make: Callable[..., recall.Drawn] = getattr(recall, problem)
-    return make(rng, count, n, vocab_size)
+    tokens, classes = make(rng, count, n, vocab_size, **sizes)
+    return zip(tokens, classes, strict=True)
 
-  further = token_labels.check_test_lengths(test_lengths)
   # Refuse sizes that do not fit before anything is written.
-  for n in (length, *further):
-    draw(np.random.default_rng(0), 1, n)
-  seen: set[bytes] = set()
-
-  def rows(
-    number: int, count: int, n: int
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng([seed, number])
-    return token_labels.distinct(
-      lambda chunk: zip(*draw(rng, chunk, n), strict=True), count, seen
-    )
-
-  # Splits that are drawn first do not depend on the sizes of the others.
-  splits, info = token_labels.open_generated(
-    "recall",
-    {
-      "protocol": protocol,
-      "problem": problem,
-      "seed": seed,
-      "counts": f"{num_train}+{num_validation}+{num_test}",
-      "sizes": f"{length}+{vocab_size}+{num_pairs}",
-      "test_lengths": "+".join(map(str, further)),
-    },
-    {
-      **{f"test_{n}": rows(2 + n, num_test, n) for n in further},
-      "test": rows(2, num_test, length),
-      "validation": rows(1, num_validation, length),
-      "train": rows(0, num_train, length),
-    },
-    data_dir,
-  )
+  for n in (length, *test_lengths):
+    draw(np.random.default_rng(0), 1, n, n)
   tokens = tuple(map(str, range(vocab_size)))
   rules = dict(token_labels.RULES_OF_IDS)
   if is_mqar:
     rules["random value of a pair"] = lambda task: 1 / num_pairs
-  return Task(
+  recipe = token_labels.Recipe(
     name="recall",
-    protocol=token_labels.describe_protocol(protocol, problem, causal=causal),
-    splits=splits,
-    vocabulary=(encodings.PAD, *tokens, *([MARK] if has_mark else [])),
-    max_len=length,
-    num_classes=vocab_size,
+    protocol=protocol,
+    problem=problem,
+    tokens=(*tokens, *([MARK] if has_mark else [])),
     classes=tokens,
-    objective=token_labels.OBJECTIVE,
+    draw=draw,
+    lengths=(length, length),
+    test_lengths=(length, length),
+    settings={"vocab_size": vocab_size, "num_pairs": num_pairs},
+    longest=length,
     causal=causal,
-    test_lengths=further,
     trivial=rules,
-    info=info,
   )
+  counts = (num_train, num_validation, num_test)
+  return token_labels.generate(recipe, data_dir, seed, counts, test_lengths)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from jaxformers.data.engine import encodings
 from jaxformers.data.generators import words
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, PositiveCount
 from jaxformers.foundations.registry import choose
 from jaxformers.tasks import token_labels
 from jaxformers.tasks.task import TASKS, Task
+from jaxformers.tasks.token_labels import Rows
 
 # Protocols, and whether a token <bos> without a class opens every sequence.
 PROTOCOLS = {"jaxformers": False, "deltaproduct": True, "xlstm": False}
@@ -69,84 +69,52 @@ def load_state_tracking(
       the lengths of training.
     test_lengths: lengths of further test splits of one length each.
     causal: True if a token may see only itself and earlier tokens; False for
-      models without a causal form, whose scores are of another protocol.
+      models without a causal form, whose scores have another protocol.
 
   Raises:
     UserError: for an unknown problem, for too many examples, or for lengths
       that do not fit.
   """
   has_start = PROTOCOLS[choose("protocol", protocol, PROTOCOLS)]
-  made = words.problem(problem)
+  chosen = words.problem(problem)
   if tokens_per_element > 1 and problem in words.AUTOMATA:
     raise UserError(
       f"tokens_per_element={tokens_per_element} is for groups, and "
       f"{problem!r} is an automaton: remove the option."
     )
-  made = words.repeated(made, tokens_per_element)
-  tested = (test_min_length or min_length, test_max_length or length)
+  chosen = words.repeated(chosen, tokens_per_element)
   trained = (min_length, length)
+  tested = (test_min_length or min_length, test_max_length or length)
   for least, most in (trained, tested):
     if least > most:
       raise UserError(
         f"The least length {least} is above the greatest, {most}: exchange "
         "min_length and length, or test_min_length and test_max_length."
       )
-  further = token_labels.check_test_lengths(test_lengths)
-  # Number and lengths of the sequences of each split. Splits that are drawn
-  # first do not depend on the sizes of the others.
-  sizes = {
-    **{f"test_{n}": (num_test, (n, n)) for n in further},
-    "test": (num_test, tested),
-    "validation": (num_validation, tested),
-    "train": (num_train, trained),
-  }
-  seen: set[bytes] = set()
 
-  def rows(
-    number: int, count: int, lengths: tuple[int, int]
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng([seed, number])
-    for tokens, classes in token_labels.distinct(
-      lambda chunk: words.draw_lengths(made, rng, chunk, *lengths), count, seen
-    ):
-      if has_start:
-        start = len(made.tokens)
-        yield np.r_[start, tokens], np.r_[words.NO_CLASS, classes]
-      else:
-        yield tokens, classes
+  def draw(rng: np.random.Generator, count: int, least: int, most: int) -> Rows:
+    drawn = words.draw_lengths(chosen, rng, count, least, most)
+    return map(_open_sequence, drawn) if has_start else drawn
 
-  # The seed of a split is its number, so that a further test length changes no
-  # other split.
-  numbers = {"train": 0, "validation": 1, "test": 2}
-  splits, info = token_labels.open_generated(
-    "state_tracking",
-    {
-      "protocol": protocol,
-      "problem": problem,
-      "seed": seed,
-      "counts": f"{num_train}+{num_validation}+{num_test}",
-      "lengths": f"{min_length}+{length}+{tested[0]}+{tested[1]}",
-      "tokens_per_element": tokens_per_element,
-      "test_lengths": "+".join(map(str, further)),
-    },
-    {
-      name: rows(numbers.get(name, 2 + lengths[0]), count, lengths)
-      for name, (count, lengths) in sizes.items()
-    },
-    data_dir,
-  )
-  names = (*made.tokens, *([START] if has_start else []))
-  return Task(
+  def _open_sequence(
+    row: tuple[np.ndarray, np.ndarray],
+  ) -> tuple[np.ndarray, np.ndarray]:
+    tokens, classes = row
+    return np.r_[len(chosen.tokens), tokens], np.r_[words.NO_CLASS, classes]
+
+  recipe = token_labels.Recipe(
     name="state_tracking",
-    protocol=token_labels.describe_protocol(protocol, problem, causal=causal),
-    splits=splits,
-    vocabulary=(encodings.PAD, *names),
-    max_len=max(length, tested[1]) + has_start,
-    num_classes=len(made.classes),
-    classes=made.classes,
-    objective=token_labels.OBJECTIVE,
+    protocol=protocol,
+    problem=problem,
+    tokens=(*chosen.tokens, *([START] if has_start else [])),
+    classes=chosen.classes,
+    draw=draw,
+    lengths=trained,
+    test_lengths=tested,
+    settings={"tokens_per_element": tokens_per_element},
+    longest=max(length, tested[1]) + has_start,
     causal=causal,
-    test_lengths=further,
     trivial=token_labels.RULES_OF_IDS,
-    info=info,
   )
+  counts = (num_train, num_validation, num_test)
+  return token_labels.generate(recipe, data_dir, seed, counts, test_lengths)

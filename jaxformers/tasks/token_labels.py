@@ -168,38 +168,20 @@ def distinct(
   """
   left, repeats = count, 0
   while left:
-    found = 0
+    added = 0
     for tokens, classes in draw(min(left, DRAWN)):
       key = tokens.astype(np.uint16).tobytes()
       if key not in seen:
         seen.add(key)
-        found += 1
+        added += 1
         yield tokens, classes
-    left -= found
-    repeats = 0 if found else repeats + 1
+    left -= added
+    repeats = 0 if added else repeats + 1
     if repeats > MOST_REPEATS:
       raise UserError(
         f"Only {count - left:,} of {count:,} further sequences were found that "
         "differ from all others: ask for fewer, or for longer ones."
       )
-
-
-def describe_protocol(protocol: str, problem: str, *, causal: bool) -> str:
-  """Returns the name under which scores of a task can be compared."""
-  return f"{protocol}, {problem}" + ("" if causal else ", both sides")
-
-
-def check_test_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-  """Returns the lengths of further test splits.
-
-  Raises:
-    UserError: for a length twice, or below 2.
-  """
-  if len({*lengths}) < len(lengths) or min(lengths, default=2) < 2:
-    raise UserError(
-      f"test_lengths={[*lengths]}: give different lengths of at least 2."
-    )
-  return (*lengths,)
 
 
 def _labelled(task: Task, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -246,3 +228,117 @@ def _share(task: Task, predict: Any) -> float:
 
 RULES = {"majority label": majority_label}
 RULES_OF_IDS = RULES | {"label by token": token_rule}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """Description of generated sequences with a class per token.
+
+  Attributes:
+    name: name of the task.
+    protocol: name of the protocol.
+    problem: name of the problem.
+    tokens: names of the tokens.
+    classes: names of the classes.
+    draw: function from a generator, a number of sequences, and the least and
+      the greatest length to the sequences.
+    lengths: least and greatest length in training.
+    test_lengths: the same for validation and test.
+    settings: other settings that determine the sequences.
+    longest: number of tokens of a sequence of the greatest length.
+    causal: True if a token may see only itself and earlier tokens.
+    trivial: trivial rules by name.
+  """
+
+  name: str
+  protocol: str
+  problem: str
+  tokens: tuple[str, ...]
+  classes: tuple[str, ...]
+  draw: Callable[[np.random.Generator, int, int, int], Rows]
+  lengths: tuple[int, int]
+  test_lengths: tuple[int, int]
+  settings: Mapping[str, Any]
+  longest: int
+  causal: bool
+  trivial: Mapping[str, Callable[[Task], float]]
+
+
+def generate(
+  recipe: Recipe,
+  data_dir: str,
+  seed: int,
+  counts: tuple[int, int, int],
+  further: Sequence[int],
+) -> Task:
+  """Returns the task of a recipe; generates its sequences once.
+
+  All sequences of all splits are different. The seed of a split is its name, so
+  that a split does not depend on the number of training examples, or on further
+  test splits of other lengths.
+
+  Args:
+    recipe: description of the sequences.
+    data_dir: folder of prepared data; see `data_folder`.
+    seed: seed of the data.
+    counts: numbers of examples of train, validation and each test split.
+    further: lengths of further test splits of one length each.
+
+  Raises:
+    UserError: for a length twice or below 2, or for too many examples.
+  """
+  if len({*further}) < len(further) or min(further, default=2) < 2:
+    raise UserError(
+      f"test_lengths={[*further]}: give different lengths of at least 2."
+    )
+  num_train, num_validation, num_test = counts
+  # Number, seed and lengths of each split. Train is drawn last, and takes no
+  # sequence of another split.
+  splits = {
+    **{f"test_{n}": (num_test, 2 + n, (n, n)) for n in further},
+    "test": (num_test, 2, recipe.test_lengths),
+    "validation": (num_validation, 1, recipe.test_lengths),
+    "train": (num_train, 0, recipe.lengths),
+  }
+  seen: set[bytes] = set()
+
+  def rows(count: int, number: int, lengths: tuple[int, int]) -> Rows:
+    rng = np.random.default_rng([seed, number])
+    return distinct(
+      lambda chunk: recipe.draw(rng, chunk, *lengths), count, seen
+    )
+
+  packed, info = open_generated(
+    recipe.name,
+    {
+      "protocol": recipe.protocol,
+      "problem": recipe.problem,
+      "seed": seed,
+      "counts": _joined(counts),
+      "lengths": _joined((*recipe.lengths, *recipe.test_lengths)),
+      **recipe.settings,
+      "test_lengths": _joined(further),
+    },
+    {name: rows(*split) for name, split in splits.items()},
+    data_dir,
+  )
+  sides = "" if recipe.causal else ", both sides"
+  return Task(
+    name=recipe.name,
+    protocol=f"{recipe.protocol}, {recipe.problem}{sides}",
+    splits=packed,
+    vocabulary=(encodings.PAD, *recipe.tokens),
+    max_len=recipe.longest,
+    num_classes=len(recipe.classes),
+    classes=recipe.classes,
+    objective=OBJECTIVE,
+    causal=recipe.causal,
+    test_lengths=(*further,),
+    trivial=recipe.trivial,
+    info=info,
+  )
+
+
+def _joined(numbers: Iterable[int]) -> str:
+  """Returns numbers as a part of the name of a folder."""
+  return "+".join(map(str, numbers))

@@ -95,6 +95,6 @@ def test_distinct_sequences_are_refused_when_there_are_no_more():
 
 
 @pytest.mark.parametrize("lengths", [(8, 8), (1, 4)])
-def test_test_lengths_are_checked(lengths):
+def test_test_lengths_are_checked(tmp_path, lengths):
   with pytest.raises(UserError, match="different lengths of at least 2"):
-    token_labels.check_test_lengths(lengths)
+    tasks.get("state_tracking", data_dir=str(tmp_path), test_lengths=lengths)

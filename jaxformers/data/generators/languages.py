@@ -61,13 +61,13 @@ class Language:
     Returns:
       Tokens and classes, int [n + blanks], with `NO_CLASS` where there is none.
     """
-    given = self.draw(rng, n)
-    output = self.answer(given)
-    blanks = self.output_length(len(given))
-    classes = np.full(len(given) + blanks, NO_CLASS)
-    classes[len(given) : len(given) + len(output)] = output
+    inputs = self.draw(rng, n)
+    output = self.answer(inputs)
+    blanks = self.output_length(len(inputs))
+    classes = np.full(len(inputs) + blanks, NO_CLASS)
+    classes[len(inputs) : len(inputs) + len(output)] = output
     blank = len(self.symbols)
-    return np.array([*given, *[blank] * blanks]), classes
+    return np.array([*inputs, *[blank] * blanks]), classes
 
 
 def draw(
@@ -89,52 +89,52 @@ def _uniform(size: int) -> Callable[[np.random.Generator, int], Symbols]:
 def _of_automaton(name: str) -> Callable[[Symbols], Symbols]:
   """Returns the function from an input to the class of an automaton."""
   label = words.AUTOMATA[name].label
-  return lambda given: [int(label(np.array([given]))[0, -1])]
+  return lambda inputs: [int(label(np.array([inputs]))[0, -1])]
 
 
 def _draw_arithmetic(rng: np.random.Generator, n: int) -> Symbols:
   """Draws digits with operators between them: an odd number of symbols."""
-  made = words.AUTOMATA["modular_arithmetic"]
-  return made.draw(rng, 1, n + n % 2)[0, :-1].tolist()
+  draw = words.AUTOMATA["modular_arithmetic"].draw
+  return draw(rng, 1, n + n % 2)[0, :-1].tolist()
 
 
-def _arithmetic(given: Symbols) -> Symbols:
+def _arithmetic(inputs: Symbols) -> Symbols:
   label = words.AUTOMATA["modular_arithmetic"].label
-  return [int(label(np.array([[*given, words.EQUALS]]))[0, -1])]
+  return [int(label(np.array([[*inputs, words.EQUALS]]))[0, -1])]
 
 
 def _draw_brackets(rng: np.random.Generator, n: int) -> Symbols:
   return words.write(rng, n, operators=3)
 
 
-def _brackets(given: Sequence[int]) -> Symbols:
-  return [words.evaluate_brackets(iter(given))]
+def _brackets(inputs: Sequence[int]) -> Symbols:
+  return [words.evaluate_brackets(iter(inputs))]
 
 
-# Symbols of equations: those of modular arithmetic with brackets, and x.
+# Symbols of equations: those in modular arithmetic with brackets, and x.
 EQUATION = "01234+-*()x="
 UNKNOWN, EQUALS = EQUATION.index("x"), EQUATION.index("=")
 
 
 def _draw_equation(rng: np.random.Generator, n: int) -> Symbols:
   """Draws an expression without products, in which x replaces a digit."""
-  given = words.write(rng, n - 2, operators=2)
-  value = words.evaluate_brackets(iter(given))
-  place = int(rng.integers(len(given)))
-  while given[place] >= MODULUS:  # The next digit.
-    place = (place + 1) % len(given)
-  given[place] = UNKNOWN
-  return [*given, EQUALS, value]
+  inputs = words.write(rng, n - 2, operators=2)
+  value = words.evaluate_brackets(iter(inputs))
+  place = int(rng.integers(len(inputs)))
+  while inputs[place] >= MODULUS:  # The next digit.
+    place = (place + 1) % len(inputs)
+  inputs[place] = UNKNOWN
+  return [*inputs, EQUALS, value]
 
 
-def _solve(given: Symbols) -> Symbols:
+def _solve(inputs: Symbols) -> Symbols:
   """Returns the digit x that solves an equation; there is exactly one."""
-  *expression, _, value = given
+  *expression, _, value = inputs
   for digit in range(MODULUS):
     tried = (digit if s == UNKNOWN else s for s in expression)
     if words.evaluate_brackets(tried) == value:
       return [digit]
-  raise AssertionError(given)
+  raise AssertionError(inputs)
 
 
 # Symbols of stacks: 0, 1, pop (2), push 0 (3) and push 1 (4).
@@ -148,10 +148,10 @@ def _draw_stack(rng: np.random.Generator, n: int) -> Symbols:
   return [*rng.integers(2, size=size).tolist(), *operations.tolist()]
 
 
-def _run_stack(given: Symbols) -> Symbols:
+def _run_stack(inputs: Symbols) -> Symbols:
   """Returns the final stack from its top, and `END`."""
   stack: Symbols = []
-  for symbol in given:
+  for symbol in inputs:
     if symbol < POP:
       stack.append(symbol)
     elif symbol == POP:
@@ -172,9 +172,9 @@ def _draw_missing(rng: np.random.Generator, n: int) -> Symbols:
   return [*twice, *[3] * (n % 2)]
 
 
-def _find_missing(given: Symbols) -> Symbols:
-  half = len(given) // 2
-  return [given[(given.index(2) + half) % (2 * half)]]
+def _find_missing(inputs: Symbols) -> Symbols:
+  half = len(inputs) // 2
+  return [inputs[(inputs.index(2) + half) % (2 * half)]]
 
 
 def _bits(number: int) -> Symbols:
@@ -204,18 +204,18 @@ def _draw_two(rng: np.random.Generator, n: int) -> Symbols:
 def _combine(
   operate: Callable[[int, int], int],
 ) -> Callable[[Symbols], Symbols]:
-  def answer(given: Symbols) -> Symbols:
-    middle = given.index(2)
-    a, b = _number(given[:middle]), _number(given[middle + 1 :])
+  def answer(inputs: Symbols) -> Symbols:
+    middle = inputs.index(2)
+    a, b = _number(inputs[:middle]), _number(inputs[middle + 1 :])
     return [*_bits(operate(a, b)), END]
 
   return answer
 
 
-def _root(given: Symbols) -> Symbols:
+def _root(inputs: Symbols) -> Symbols:
   """Returns the integer square root, from the highest digit."""
-  bits = _bits(math.isqrt(_number(given[::-1])))
-  missing = math.ceil(len(given) / 2) - len(bits)
+  bits = _bits(math.isqrt(_number(inputs[::-1])))
+  missing = math.ceil(len(inputs) / 2) - len(bits)
   return [*[0] * missing, *bits[::-1]]
 
 
@@ -245,7 +245,7 @@ LANGUAGES: dict[str, Language] = {
     FREE, "01234+-*()", MODULUS, _draw_brackets, _brackets
   ),
   "reverse_string": Language(
-    FREE, "01", 2, _uniform(2), lambda given: given[::-1], _same
+    FREE, "01", 2, _uniform(2), lambda inputs: inputs[::-1], _same
   ),
   "solve_equation": Language(
     FREE, EQUATION, MODULUS, _draw_equation, _solve, least=3
@@ -254,7 +254,7 @@ LANGUAGES: dict[str, Language] = {
     FREE, "01p23", 3, _draw_stack, _run_stack, lambda n: n + 1
   ),
   "duplicate_string": Language(
-    SENSITIVE, "01", 2, _uniform(2), lambda given: given * 2, lambda n: 2 * n
+    SENSITIVE, "01", 2, _uniform(2), lambda inputs: inputs * 2, lambda n: 2 * n
   ),
   "missing_duplicate_string": Language(
     SENSITIVE, "01?.", 2, _draw_missing, _find_missing, least=2
@@ -266,7 +266,7 @@ LANGUAGES: dict[str, Language] = {
     "01",
     2,
     _uniform(2),
-    lambda given: [*given[::2], *given[1::2]],
+    lambda inputs: [*inputs[::2], *inputs[1::2]],
     _same,
   ),
   "binary_addition": Language(

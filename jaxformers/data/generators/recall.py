@@ -64,7 +64,7 @@ def mqar(
   token 0, or uniform ones of 0 to V - 1.
 
   Source: Arora, Eyuboglu et al. 2023, https://arxiv.org/abs/2312.04927, and
-  zoology's code, whose random tokens come from a generator of their own.
+  zoology's code, which draws its random tokens by another generator.
 
   Args:
     rng: generator.

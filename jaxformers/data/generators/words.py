@@ -114,13 +114,13 @@ def group(name: str) -> Group:
       f"problem={name!r} has {order:,} elements: choose a group of 2 to "
       f"{MOST_ELEMENTS:,}."
     )
-  made = [
+  factors = [
     cyclic(int(number))
     if kind == "Z"
     else symmetric(int(number), even=kind == "A")
     for kind, number in parts
   ]
-  return functools.reduce(Group.__mul__, made)
+  return functools.reduce(Group.__mul__, factors)
 
 
 def _unknown(name: str) -> UserError:
@@ -142,8 +142,8 @@ def word_problem(name: str) -> Problem:
   Siems et al. 2025, https://arxiv.org/abs/2502.10297 for limited inputs.
   """
   base, _, limit = name.partition("_")
-  found = group(base)
-  allowed = np.arange(len(found.elements))
+  members = group(base)
+  allowed = np.arange(len(members.elements))
   if limit:
     moves = re.fullmatch(r"swaps|moves([2-9])", limit)
     points = re.fullmatch(r"S(\d)", base)
@@ -160,11 +160,11 @@ def word_problem(name: str) -> Problem:
     products = np.empty_like(tokens)
     product = np.zeros(len(tokens), tokens.dtype)
     for t in range(tokens.shape[1]):
-      product = found.table[product, tokens[:, t]]
+      product = members.table[product, tokens[:, t]]
       products[:, t] = product
     return products
 
-  return Problem(found.elements, found.elements, draw, label)
+  return Problem(members.elements, members.elements, draw, label)
 
 
 def _at_end(values: np.ndarray, n: int) -> np.ndarray:
@@ -246,7 +246,7 @@ def evaluate_brackets(tokens: Iterator[int]) -> int:
   """Returns the value modulo 5 of the next expression of `write`.
 
   Args:
-    tokens: tokens, from which those of one expression are taken.
+    tokens: tokens; the tokens of one expression are taken from them.
   """
   token = next(tokens)
   if token < MODULUS:
@@ -317,7 +317,7 @@ def problem(name: str) -> Problem:
   return AUTOMATA[name] if name in AUTOMATA else word_problem(name)
 
 
-def repeated(made: Problem, copies: int) -> Problem:
+def repeated(source: Problem, copies: int) -> Problem:
   """Returns a word problem in which each element takes several tokens.
 
   An element is repeated, and its last copy has the class.
@@ -326,7 +326,7 @@ def repeated(made: Problem, copies: int) -> Problem:
     UserError: for a length that `copies` does not divide.
   """
   if copies == 1:
-    return made
+    return source
 
   def draw(rng: np.random.Generator, count: int, n: int) -> np.ndarray:
     if n % copies:
@@ -334,29 +334,29 @@ def repeated(made: Problem, copies: int) -> Problem:
         f"tokens_per_element={copies} does not divide the length {n}: give a "
         "multiple."
       )
-    return np.repeat(made.draw(rng, count, n // copies), copies, 1)
+    return np.repeat(source.draw(rng, count, n // copies), copies, 1)
 
   def label(tokens: np.ndarray) -> np.ndarray:
     classes = np.full(tokens.shape, NO_CLASS)
     last = slice(copies - 1, None, copies)
-    classes[:, last] = made.label(tokens[:, last])
+    classes[:, last] = source.label(tokens[:, last])
     return classes
 
-  return dataclasses.replace(made, draw=draw, label=label)
+  return dataclasses.replace(source, draw=draw, label=label)
 
 
 def draw_lengths(
-  made: Problem, rng: np.random.Generator, count: int, least: int, most: int
+  source: Problem, rng: np.random.Generator, count: int, least: int, most: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields (tokens, classes) of sequences whose lengths are uniform.
 
   Args:
-    made: problem.
+    source: problem to draw from.
     rng: generator.
     count: number of sequences.
     least, most: least and greatest number of tokens.
   """
   drawn = rng.integers(least, most + 1, size=count)
   for n in np.unique(drawn):
-    tokens = made.draw(rng, int((drawn == n).sum()), made.fit(int(n)))
-    yield from zip(tokens, made.label(tokens), strict=True)
+    tokens = source.draw(rng, int((drawn == n).sum()), source.fit(int(n)))
+    yield from zip(tokens, source.label(tokens), strict=True)
