@@ -171,7 +171,8 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")
     print(published.text(published.tables(finished)))
-    print(diagnostics.matrix(finished))
+    if matrix := diagnostics.matrix(finished):
+      print(matrix)
   return sweep
 
 

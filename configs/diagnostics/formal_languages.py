@@ -9,8 +9,11 @@ mean accuracy over greater lengths.
 jaxformers train diagnostics/formal_languages:problem=parity_check,model=lru \
     --workdir runs/parity_check
 
-Arguments: problem=NAME of the fifteen (`jaxformers prepare formal_languages
---help`); model=NAME, in its causal form if it has one; layers=2; seed=0.
+Arguments: problem=modular_arithmetic, parity_check, even_pairs,
+cycle_navigation, modular_arithmetic_brackets, reverse_string, solve_equation,
+stack_manipulation, duplicate_string, missing_duplicate_string, odds_first,
+binary_addition, binary_multiplication, compute_sqrt or bucket_sort; model=NAME,
+in its causal form if it has one; layers=2; seed=0.
 """
 
 from jaxformers import config as c

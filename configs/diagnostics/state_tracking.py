@@ -6,7 +6,7 @@ up to it. Which models can learn this for every length is a matter of theory
 `rglru`, cannot follow a parity (problem=Z2), and factors in [-1, 1] can
 (--config.model.mixer.signed=True); real factors cannot count modulo 3, and
 constant factors can follow neither. No constant or diagonal recurrence and no
-attention of a fixed depth follows A5 or S5.
+attention of a fixed depth follows A5 or S5, unless TC0 = NC1.
 
 jaxformers train diagnostics/state_tracking:problem=Z2,model=mamba \
     --config.model.mixer.signed=True --workdir runs/parity
@@ -61,7 +61,8 @@ def get_config(arg=None):
     "causal": find_traits(arg.model).has_causal,
   }
   fields = diagnostics.training(total_steps=600)
-  if arg.protocol == "xlstm":  # Lengths and training of Grazzi et al. 2025.
+  # The data of the papers; model and training are ours.
+  if arg.protocol == "xlstm":  # Grazzi et al. 2025.
     task.update(num_train=200_000, test_min_length=40, test_max_length=256)
     fields = diagnostics.training(total_steps=20_000, learning_rate=1e-3)
     fields |= {"batch_size": 256, "buckets": 6}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -428,20 +429,26 @@ def state_bytes(model: Model, length: int) -> int:
   """Returns the bytes of a causal model's state after `length` tokens.
 
   This is the size of the collection `cache` of one sequence: keys and values of
-  all tokens for attention, and the state for recurrences. Counters of tokens
-  (integers) are not counted.
+  `length` tokens for attention, and the state for recurrences. Counters of
+  tokens (integers) are not counted.
 
   Args:
-    model: model that is causal and has a cache.
-    length: number of tokens.
+    model: causal model whose mixer has a cache (`mixer.names_with_step`).
+    length: number of tokens, at most max_len.
   """
-  config = dataclasses.replace(model.config, max_len=length)
-  sized = from_config(config)
-  params = {"params": shapes(sized)}
+  # Caches that grow have an axis of max_len: make it a prime, which no other
+  # axis has. It is hardly longer, so that nothing else depends on it.
+  most = model.config.max_len + 1
+  while any(most % k == 0 for k in range(2, math.isqrt(most) + 1)):
+    most += 1
+  sized = from_config(dataclasses.replace(model.config, max_len=most))
   apply = functools.partial(sized.apply, train=False, mutable=["cache"])
-  _, changed = jax.eval_shape(apply, params, sized.example(length))
+  ids = sized.example(length)
+  _, changed = jax.eval_shape(apply, {"params": shapes(sized)}, ids)
+  # Count floats, and of growing axes only `length` entries.
   return sum(
-    leaf.size * leaf.dtype.itemsize
+    math.prod(length if size == most else size for size in leaf.shape)
+    * leaf.dtype.itemsize
     for leaf in jax.tree.leaves(changed["cache"])
     if jnp.issubdtype(leaf.dtype, jnp.inexact)
   )

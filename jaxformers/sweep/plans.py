@@ -77,10 +77,10 @@ DATA = {
     ("ADEChallengeData2016", "ADEChallengeData2016.tar"),
   ),
   "state_tracking": Data(
-    _tokens(7, 256, 6, objective="token_classification"), 500, (), True
+    _tokens(61, 64, 60, objective="token_classification"), 500, (), True
   ),
   "recall": Data(
-    _tokens(257, 256, 256, objective="token_classification"), 500, (), True
+    _tokens(257, 64, 256, objective="token_classification"), 500, (), True
   ),
   "cifar10": Data(_image(32, 10), 5_000, CIFAR10),
   "wikitext103": Data(

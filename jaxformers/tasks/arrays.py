@@ -144,7 +144,7 @@ def from_arrays(
   }
   # Turn labels into numbers, and inputs into splits.
   inputs = {name: each.inputs for name, each in columns.items()}
-  per_token = np.ndim(_as_array(columns["train"].labels[0])) == 1
+  per_token = _has_token_labels(columns["train"])
   if per_token:
     kind, splits, classes, count = _label_tokens(inputs, columns, classes)
   else:
@@ -245,9 +245,10 @@ def _label_tokens(
 
   def label(name: str, split: Any) -> TokenLabels:
     # Ids have lost the padding at their end, and so do their labels.
+    listed = zip(labels[name], split.lengths(), strict=True)
     stored = [
-      _stored(row[:length], names, count, name)
-      for row, length in zip(labels[name], split.lengths(), strict=True)
+      _stored(row[:length], names, count, f"{name}[{k}]")
+      for k, (row, length) in enumerate(listed)
     ]
     return TokenLabels(split, pack(stored, unlabelled[name]))
 
@@ -255,9 +256,28 @@ def _label_tokens(
   return kind, labelled, names, count
 
 
+def _has_token_labels(train: rows.Columns) -> bool:
+  """Returns True if each label is a sequence, as each input is.
+
+  Raises:
+    UserError: for labels that are arrays, but whose inputs are no sequences.
+  """
+  if not np.ndim(_as_array(train.labels[0])):
+    return False
+  shape = np.shape(_as_array(train.inputs[0]))
+  if len(shape) != 1 or isinstance(train.inputs[0][0], str):
+    raise UserError(
+      f"train has the label {rows.show(train.labels[0])} at 0, which is no "
+      "single class: flatten the labels, or give sequences of ids or numbers "
+      "with one label per token."
+    )
+  return True
+
+
 def _is_none(label: Any) -> bool:
   """Returns True for the label of a token without a class."""
-  return label is None or (not isinstance(label, str) and label < 0)
+  is_number = isinstance(label, numbers_abc.Real)
+  return label is None or (is_number and label < 0)
 
 
 def _label_rows(columns: rows.Columns, name: str) -> list[list[Any]]:
@@ -286,11 +306,12 @@ def _stored(
   row: list[Any], names: tuple[str, ...], count: int, name: str
 ) -> np.ndarray:
   """Returns the classes of tokens plus one, and 0 where there is none."""
-  stored = np.zeros(len(row), np.int32)
-  at = [k for k, label in enumerate(row) if not _is_none(label)]
-  if at:
-    stored[at] = 1 + _numbers([row[k] for k in at], names, count, name)
-  return stored
+  is_labelled = np.array([not _is_none(label) for label in row])
+  # Give tokens without a class any class, so that messages name the token.
+  filler: Any = names[0] if names else 0
+  filled = [filler if _is_none(label) else label for label in row]
+  numbers = 1 + _numbers(filled, names, count, name)
+  return np.where(is_labelled, numbers, token_labels.NO_LABEL)
 
 
 def _vocabulary(

@@ -34,19 +34,20 @@ def load_formal_languages(
 ) -> Task:
   """Generates strings, followed by blanks whose classes are the output.
 
-  No two sequences are equal, in all splits
-  together, so that short strings are less frequent than others once all of them
-  are taken.
+  No training sequence occurs in another split; see `token_labels.generate`.
 
-  Differs from the authors' training: strings have at least three symbols, and
-  are drawn once, while theirs are new in every step. Differs from their code
-  for stack_manipulation, binary_addition and binary_multiplication in nothing
-  else: what follows the end of an output is not scored.
+  Differs from the authors' training: sequences are drawn once, while theirs are
+  new in every step; and the loss leaves out what follows the end of an output,
+  as their accuracy does.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers".
-    problem: one of the fifteen tasks; see `languages.LANGUAGES`.
+    problem: "modular_arithmetic", "parity_check", "even_pairs",
+      "cycle_navigation", "modular_arithmetic_brackets", "reverse_string",
+      "solve_equation", "stack_manipulation", "duplicate_string",
+      "missing_duplicate_string", "odds_first", "binary_addition",
+      "binary_multiplication", "compute_sqrt" or "bucket_sort".
     seed: seed of the data, not of the run.
     num_train: number of training examples.
     num_validation: number of validation examples, which choose the checkpoint.
@@ -71,7 +72,8 @@ def load_formal_languages(
     raise UserError(
       f"min_length={min_length}, length={length}, "
       f"test_lengths={[*test_lengths]}: {problem} needs at least "
-      f"{language.least} symbols, and min_length is at most length."
+      f"{language.least} symbols. Give greater lengths, and a min_length of at "
+      "most length."
     )
 
   def draw(rng: np.random.Generator, count: int, least: int, most: int) -> Rows:
@@ -86,7 +88,7 @@ def load_formal_languages(
     classes=tuple(map(str, range(language.num_classes))),
     draw=draw,
     lengths=lengths,
-    test_lengths=lengths,
+    held_out_lengths=lengths,
     settings={},
     longest=length + language.output_length(length),
     causal=causal,

@@ -99,7 +99,7 @@ def load_recall(
     classes=tokens,
     draw=draw,
     lengths=(length, length),
-    test_lengths=(length, length),
+    held_out_lengths=(length, length),
     settings={"vocab_size": vocab_size, "num_pairs": num_pairs},
     longest=length,
     causal=causal,

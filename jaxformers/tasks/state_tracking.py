@@ -41,18 +41,17 @@ def load_state_tracking(
 
   In the word problem of a group the class of a token is the product of all
   elements up to it. The problems of automata have one class, at the last token.
-  No two sequences are equal, in all splits together, so that short lengths are
-  less frequent than others once all their sequences are taken.
+  No training sequence occurs in another split; see `token_labels.generate`.
 
   Differs from the code of Siems et al.: <bos> has no class. Differs from the
-  code of Beck et al.: sequences are drawn once and are distinct, and the last
-  token is read, not replaced by padding.
+  code of Beck et al.: sequences are drawn once, and the last token is read, not
+  replaced by padding.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers"; "deltaproduct" (Siems et al. 2025), where <bos>
       opens every sequence; or "xlstm" (Beck et al. 2024; Grazzi et al. 2025),
-      for the problems of automata.
+      only for the problems of automata.
     problem: group, such as Z2, Z3, S3, S4, A5, S5, A4xZ5, S5_swaps, S4_moves3;
       or automaton: parity, even_pairs, cycle_navigation, modular_arithmetic,
       modular_arithmetic_brackets. See `words.problem`.
@@ -82,9 +81,20 @@ def load_state_tracking(
       f"tokens_per_element={tokens_per_element} is for groups, and "
       f"{problem!r} is an automaton: remove the option."
     )
+  if protocol == "xlstm" and problem not in words.AUTOMATA:
+    raise UserError(
+      f"protocol='xlstm' is for {', '.join(words.AUTOMATA)}, and {problem!r} "
+      "is a group: choose another protocol."
+    )
   chosen = words.repeated(chosen, tokens_per_element)
   trained = (min_length, length)
   tested = (test_min_length or min_length, test_max_length or length)
+  if min([min_length, tested[0], *test_lengths]) < chosen.least:
+    raise UserError(
+      f"min_length={min_length}, test_min_length={test_min_length}, "
+      f"test_lengths={[*test_lengths]}: {problem} has at least {chosen.least} "
+      "tokens. Give greater lengths."
+    )
   for least, most in (trained, tested):
     if least > most:
       raise UserError(
@@ -110,7 +120,7 @@ def load_state_tracking(
     classes=chosen.classes,
     draw=draw,
     lengths=trained,
-    test_lengths=tested,
+    held_out_lengths=tested,
     settings={"tokens_per_element": tokens_per_element},
     longest=max(length, tested[1]) + has_start,
     causal=causal,

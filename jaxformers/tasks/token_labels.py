@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxformers.tasks.task import Task
 
 OBJECTIVE = "token_classification"
 NO_LABEL = 0  # Stored class of a token without a label.
+MOST_STORED = (1 << 16) - 1  # Largest stored id or class.
 CHUNK = 512  # Number of examples that the rules read at a time.
 
 
@@ -159,7 +161,7 @@ def distinct(
   """Yields (tokens, classes) of sequences that were not drawn before.
 
   Args:
-    draw: function from a number to so many random sequences.
+    draw: function that draws a number of random sequences.
     count: number of sequences to yield.
     seen: sequences that are taken; the new ones are added.
 
@@ -208,12 +210,10 @@ def token_rule(task: Task) -> float:
 
   It predicts the most frequent label of train among tokens with the same id.
   """
-  shape = (task.vocab_size, task.num_classes)
-  counts = np.zeros(shape[0] * shape[1], np.int64)
+  counts = np.zeros((task.vocab_size, task.num_classes), np.int64)
   for ids, classes in _labelled(task, "train"):
-    places = ids.astype(np.int64) * shape[1] + classes
-    counts += np.bincount(places, minlength=len(counts))
-  best = counts.reshape(shape).argmax(1)
+    np.add.at(counts, (ids, classes), 1)
+  best = counts.argmax(1)
   return _share(task, lambda ids: best[ids])
 
 
@@ -243,7 +243,7 @@ class Recipe:
     draw: function from a generator, a number of sequences, and the least and
       the greatest length to the sequences.
     lengths: least and greatest length in training.
-    test_lengths: the same for validation and test.
+    held_out_lengths: the same for validation and test.
     settings: other settings that determine the sequences.
     longest: number of tokens of a sequence of the greatest length.
     causal: True if a token may see only itself and earlier tokens.
@@ -257,7 +257,7 @@ class Recipe:
   classes: tuple[str, ...]
   draw: Callable[[np.random.Generator, int, int, int], Rows]
   lengths: tuple[int, int]
-  test_lengths: tuple[int, int]
+  held_out_lengths: tuple[int, int]
   settings: Mapping[str, Any]
   longest: int
   causal: bool
@@ -273,9 +273,14 @@ def generate(
 ) -> Task:
   """Returns the task of a recipe; generates its sequences once.
 
-  All sequences of all splits are different. The seed of a split is its name, so
-  that a split does not depend on the number of training examples, or on further
-  test splits of other lengths.
+  Train shares no sequence with another split, and no two sequences of the other
+  splits are equal. If all sequences have one length, those of train differ as
+  well. If lengths vary, a fifth of all sequences, chosen by a hash, is kept for
+  the other splits, and train may repeat a short sequence: then train has every
+  length equally often.
+
+  Each split has its own seed. Validation and test do not depend on the number
+  of training examples, or on further test splits of other lengths.
 
   Args:
     recipe: description of the sequences.
@@ -291,22 +296,38 @@ def generate(
     raise UserError(
       f"test_lengths={[*further]}: give different lengths of at least 2."
     )
+  if max(len(recipe.tokens), len(recipe.classes)) >= MOST_STORED:
+    raise UserError(
+      f"{len(recipe.tokens):,} tokens and {len(recipe.classes):,} classes: "
+      f"give less than {MOST_STORED:,} of each."
+    )
   num_train, num_validation, num_test = counts
   # Number, seed and lengths of each split. Train is drawn last, and takes no
   # sequence of another split.
   splits = {
     **{f"test_{n}": (num_test, 2 + n, (n, n)) for n in further},
-    "test": (num_test, 2, recipe.test_lengths),
-    "validation": (num_validation, 1, recipe.test_lengths),
+    "test": (num_test, 2, recipe.held_out_lengths),
+    "validation": (num_validation, 1, recipe.held_out_lengths),
     "train": (num_train, 0, recipe.lengths),
   }
+  least, most = recipe.lengths
+  has_lengths = least < most
   seen: set[bytes] = set()
 
   def rows(count: int, number: int, lengths: tuple[int, int]) -> Rows:
     rng = np.random.default_rng([seed, number])
-    return distinct(
-      lambda chunk: recipe.draw(rng, chunk, *lengths), count, seen
-    )
+    is_train = number == 0
+
+    def draw(chunk: int) -> Rows:
+      drawn = recipe.draw(rng, chunk, *lengths)
+      # Only lengths of training have a part that is kept for the other splits.
+      if not has_lengths or lengths[0] > most:
+        return drawn
+      return (row for row in drawn if _is_held_out(row[0]) != is_train)
+
+    if is_train and has_lengths:
+      return _repeat(draw, count)
+    return distinct(draw, count, seen)
 
   packed, info = open_generated(
     recipe.name,
@@ -315,7 +336,7 @@ def generate(
       "problem": recipe.problem,
       "seed": seed,
       "counts": _joined(counts),
-      "lengths": _joined((*recipe.lengths, *recipe.test_lengths)),
+      "lengths": _joined((*recipe.lengths, *recipe.held_out_lengths)),
       **recipe.settings,
       "test_lengths": _joined(further),
     },
@@ -337,6 +358,22 @@ def generate(
     trivial=recipe.trivial,
     info=info,
   )
+
+
+def _is_held_out(tokens: np.ndarray) -> bool:
+  """Returns True for a fifth of all sequences, by a hash of their tokens."""
+  return zlib.crc32(tokens.astype(np.uint16).tobytes()) % 5 == 0
+
+
+def _repeat(
+  draw: Callable[[int], Rows], count: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields `count` sequences, which may be equal."""
+  left = count
+  while left:
+    for row in draw(min(left, DRAWN)):
+      yield row
+      left -= 1
 
 
 def _joined(numbers: Iterable[int]) -> str:

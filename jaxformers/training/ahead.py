@@ -121,15 +121,17 @@ def batch_shapes(sizes: Mapping[str, Any], rows: int) -> dict[str, Any]:
 
 def open_batch(
   config: RunConfig, rows: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns the sizes of a task and the shapes of its batch, from its data."""
+) -> tuple[dict[str, Any], int, dict[str, Any]]:
+  """Returns the sizes of a task, the greatest length, and a batch's shapes.
+
+  Further test splits may be longer than the greatest length of a batch.
+  """
   task = tasks.get(config.task.name, **config.task_options)
   sizes = task.sizes()
   split = task.splits["train"]
-  lengths = (sizes.get("max_len") or 1,)
-  batch = Loader(split, lengths).batch(np.zeros(rows, int), (0, 0))
+  batch = Loader(split, (task.max_len or 1,)).batch(np.zeros(rows, int), (0, 0))
   shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in batch.items()}
-  return sizes, shapes
+  return sizes, task.max_len, shapes
 
 
 def _compile(lowered: Any) -> Any:
@@ -176,11 +178,11 @@ class Ahead:
     rows = config.batch_size
     compilers.check_batch("batch_size", rows, spread * parts, over)
     if sizes is None:
-      sizes, self.batch = open_batch(config, rows)
+      sizes, length, self.batch = open_batch(config, rows)
     else:
-      self.batch = batch_shapes(sizes, rows)
+      length, self.batch = sizes["max_len"], batch_shapes(sizes, rows)
     image = sizes.get("image")
-    self.lengths = pad_lengths(sizes["max_len"], config.buckets)
+    self.lengths = pad_lengths(length, config.buckets)
     self.layout.check_lengths(image[:1] if image else self.lengths)
     self.model = call(
       "config.model", models.build, {**vars(config.model), **sizes}

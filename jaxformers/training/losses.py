@@ -267,7 +267,7 @@ def token_classification(
   is_labelled = weights > 0
   is_right = logits.argmax(-1) == targets
   has_labels = is_labelled.any(1)
-  is_whole = has_labels & (is_right | ~is_labelled).all(1)
+  all_right = has_labels & (is_right | ~is_labelled).all(1)
   guessed = jnp.float32(classes) ** -is_labelled.sum(1)
   count = weights.sum()
   return objective, {
@@ -277,7 +277,7 @@ def token_classification(
     "correct": _summed(is_right, weights),
     "chance": count / classes,
     "sequences": has_labels.sum().astype(jnp.float32),
-    "right_sequences": is_whole.sum().astype(jnp.float32),
+    "right_sequences": all_right.sum().astype(jnp.float32),
     "chance_sequences": jnp.where(has_labels, guessed, 0).sum(),
   }
 
@@ -299,14 +299,15 @@ def token_means(total: Mapping[str, Any]) -> dict[str, Any]:
   def scale(right: float, guessed: float) -> float:
     return (right - guessed) / max(1 - guessed, 1e-9)
 
-  tokens, whole = sums["correct"] / labels, sums["right_sequences"] / sequences
+  tokens = sums["correct"] / labels
+  all_right = sums["right_sequences"] / sequences
   return {
     "loss": sums["loss"] / labels,
     "accuracy": tokens,
-    "sequence_accuracy": whole,
+    "sequence_accuracy": all_right,
     "scaled_accuracy": scale(tokens, sums["chance"] / labels),
     "scaled_sequence_accuracy": scale(
-      whole, sums["chance_sequences"] / sequences
+      all_right, sums["chance_sequences"] / sequences
     ),
     "count": int(sums["sequences"]),
   }

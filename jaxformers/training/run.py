@@ -352,18 +352,21 @@ def check_fields(c: RunConfig) -> None:
 
 def _check_test_lengths(c: RunConfig) -> None:
   """Raises UserError for a test length that learned positions cannot read."""
-  options = c.task.options
-  further = options.get("test_lengths") or ()
-  if not further or c.model.positions != "learned":
+  if c.model.positions != "learned" or c.task.name not in tasks.TASKS:
     return
-  loader = inspect.signature(tasks.TASKS[c.task.name])
-  trained = options.get("length") or loader.parameters["length"].default
-  if max(further) > trained:
+  options = c.task.options
+  parameters = inspect.signature(tasks.TASKS[c.task.name]).parameters
+  if not {"length", "test_lengths"} <= parameters.keys():
+    return
+  tested = [*(options.get("test_lengths") or ())]
+  tested.append(options.get("test_max_length") or 0)
+  trained = options.get("length") or parameters["length"].default
+  if max(tested) > trained:
     raise UserError(
-      f"config.task.test_lengths={[*further]} has lengths above the {trained} "
-      "tokens of training, and config.model.positions='learned' has no trained "
-      "positions there: set --config.model.positions=none (or sinusoid), or a "
-      "greater --config.task.length."
+      f"config.task has test sequences of {max(tested)} tokens, above the "
+      f"{trained} tokens of training, and config.model.positions='learned' has "
+      "no trained positions there: set --config.model.positions=none (or "
+      "sinusoid), or a greater --config.task.length."
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxformers import models
 from jaxformers.foundations import workdirs
-from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import format_score
+from jaxformers.models.mixer import names_with_step
 from jaxformers.tasks import arrays
 from jaxformers.training import origin, provenance
 from jaxformers.training.checkpoint import Restored
@@ -135,12 +135,10 @@ def describe_results(
 
 def _describe_state(run: Run) -> dict[str, Any]:
   """Returns the bytes of the state of a causal token classifier, or {}."""
-  if not run.task.causal:
+  mixer = run.model.config.variant.mixer
+  if not run.task.causal or mixer not in names_with_step():
     return {}
-  try:
-    return {"state_bytes": models.state_bytes(run.model, run.task.max_len)}
-  except UserError:  # The mixer has no cache.
-    return {}
+  return {"state_bytes": models.state_bytes(run.model, run.task.max_len)}
 
 
 def _describe_scoring(run: Run, step: int) -> dict[str, Any]:

@@ -95,6 +95,12 @@ def test_predict_returns_a_label_for_every_token(trained):
   assert first.probabilities.shape == (4, 2)
   np.testing.assert_allclose(first.probabilities.sum(1), 1, rtol=1e-5)
   assert set(first.labels) <= {"0", "1"}
+  # Padding before and between tokens changes nothing.
+  (padded,) = trained.predict([[0, 1, 0, 2, 2, 1]])
+  assert padded.labels == first.labels
+  np.testing.assert_allclose(
+    padded.probabilities, first.probabilities, atol=1e-5
+  )
   # A causal model predicts the same for a part of the sequence.
   (part,) = trained.predict([[1, 2]])
   np.testing.assert_allclose(

@@ -69,7 +69,7 @@ def test_a_token_classifier_is_refused_what_it_may_not_see():
 
 def test_state_bytes_of_attention_grow_with_the_length():
   """Softmax keeps d keys and values a token; S5 keeps complex states."""
-  sizes = SIZES | {"positions": "none"}
+  sizes = SIZES | {"positions": "none", "max_len": 32}
   attention, recurrence = (
     models.build(name, causal=True, **sizes) for name in ("transformer", "s5")
   )

@@ -28,14 +28,23 @@ def test_a_reversed_string_stands_at_the_blanks(tmp_path):
       assert batch["weights"][0].tolist() == [0] * n + [1] * n
 
 
-def test_no_sequence_occurs_twice(tmp_path):
-  task = load(tmp_path, problem="bucket_sort")
-  drawn = [
-    split.batch(np.array([k]), 24)["inputs"].tobytes()
-    for split in task.splits.values()
-    for k in range(len(split))
-  ]
-  assert len({*drawn}) == len(drawn) == 100
+def test_train_has_all_lengths_and_no_sequence_of_the_tests(tmp_path):
+  """Of three bits there are only eight; the tests keep a part of them."""
+  sizes = {"num_train": 2_000, "num_validation": 50, "num_test": 50}
+  task = load(tmp_path, problem="parity_check", min_length=3, length=9, **sizes)
+  drawn = {
+    name: [
+      split.batch(np.array([k]), int(size))["inputs"].tobytes()
+      for k, size in enumerate(split.lengths())
+    ]
+    for name, split in task.splits.items()
+  }
+  tested = drawn["validation"] + drawn["test"]
+  assert len({*tested}) == len(tested)
+  assert not {*drawn["train"]} & {*tested}
+  counts = np.bincount(task.splits["train"].lengths() - 1)[3:]
+  assert len(counts) == 7
+  assert counts.min() > 0.6 * counts.mean()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +52,7 @@ def test_no_sequence_occurs_twice(tmp_path):
   [
     ({"problem": "reverse"}, "problem"),
     ({"problem": "solve_equation", "min_length": 2}, "at least 3 symbols"),
-    ({"min_length": 13}, "min_length is at most length"),
+    ({"min_length": 13}, "min_length of at most length"),
   ],
 )
 def test_wrong_options_are_refused(tmp_path, options, message):

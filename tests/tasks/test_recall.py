@@ -38,6 +38,21 @@ def test_problems_with_a_mark_ask_at_the_end(tmp_path, problem):
   assert batch["weights"].sum() == 10
 
 
+def test_same_bytes_on_every_machine(tmp_path):
+  """Prepared data of other machines and versions must stay the same."""
+  digests = [
+    load(tmp_path / name, **options).splits["test"].digest()
+    for name, options in (
+      ("mqar", {}),
+      ("induction", {"problem": "induction_heads", "num_pairs": 0}),
+    )
+  ]
+  assert digests == [
+    "e0f5ab49a0bfa2fc76953ff0eb25c05e",
+    "fa172ba50ba8ba89a029aa16ea4d2b69",
+  ]
+
+
 def test_zoology_fills_with_token_0(tmp_path):
   task = load(tmp_path, protocol="zoology", vocab_size=128)
   ids = task.splits["train"].batch(np.arange(40), 64)["inputs"]
@@ -52,6 +67,7 @@ def test_zoology_fills_with_token_0(tmp_path):
     ({"problem": "induction_heads"}, "num_pairs=0"),
     ({"num_pairs": 20}, "4 num_pairs"),
     ({"vocab_size": 2}, "at least 4"),
+    ({"vocab_size": 70_000}, "give less than 65,535"),
   ],
 )
 def test_wrong_sizes_are_refused(tmp_path, options, message):

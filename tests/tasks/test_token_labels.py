@@ -67,8 +67,15 @@ def test_names_of_classes_and_numbers_as_inputs():
     ([[1, 2]] * 4, [[0, 1]] * 3 + [[0]], "1 labels for the input"),
     ([[1, 2]] * 4, [[0, 1]] * 3 + [0], "the label 0 for the input"),
     ([[1, 2]] * 4, [[None, -1]] * 4, "no label at any token"),
-    (["ab"] * 4, [[0, 1]] * 4, "for the input 'ab'"),
-    ([[1, 2]] * 4, [[0, 1.5]] * 4, "labels float64, such as 1.5"),
+    (["ab"] * 4, [[0, 1]] * 4, "flatten the labels"),
+    (["ab"] * 4, np.zeros((4, 1), int), "flatten the labels"),
+    ([1, 2, 3, 4], [[0]] * 4, "flatten the labels"),
+    (
+      [[1, 2]] * 4,
+      [[0, 1]] * 3 + [[None, 1.5]],
+      r"train.3. has labels .* at 1",
+    ),
+    ([[1, 2]] * 4, [[0, [1]]] * 4, "train has labels object"),
   ],
 )
 def test_labels_that_do_not_fit_are_refused(ids, labels, message):

@@ -111,6 +111,30 @@ def test_train_step_under_jit_and_pmap_agrees_on_four_devices(name):
 
 
 @pytest.mark.usefixtures("optimized")
+@pytest.mark.slow
+def test_train_step_of_token_labels_does_not_depend_on_devices_and_parts():
+  """Rows have different numbers of labels, and one row has none."""
+  options = {"objective": "token_classification", "causal": True}
+  _, start, batch, step = setup("s5", **options)
+  rng = np.random.default_rng(1)
+  targets = rng.integers(0, 3, (8, 10)).astype(np.int32)
+  weights = (np.arange(10) < np.arange(8)[:, None]).astype(np.float32)
+  batch |= {"targets": targets, "weights": weights}
+  alone, sums = jax.jit(step)(start, batch)
+  assert (sums["count"], sums["sequences"]) == (28, 7)
+  for mode, parts in (("jit", 1), ("jit", 2), ("pmap", 1)):
+    layout = compilers.layout()
+    run, place = compilers.compile_step(
+      mode, functools.partial(step, accumulate=parts), layout, state=start
+    )
+    now, others = jax.device_get(run(layout.place_state(start), place(batch)))
+    chex.assert_trees_all_close(others, jax.device_get(sums), rtol=1e-5)
+    chex.assert_trees_all_close(
+      now.params, jax.device_get(alone.params), atol=1e-5
+    )
+
+
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
   "name", long_except(("transformer",), ("transformer", "s5", "mega"))
 )

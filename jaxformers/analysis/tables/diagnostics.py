@@ -31,12 +31,11 @@ REASONS = {
   "state": "a state of fixed size holds a limited number of pairs "
   "(Arora et al. 2024)",
 }
-# Problems whose groups contain a cycle of three, or are not solvable.
-_THREE = ("Z3", "S3", "S4", "A4")
-_PERFECT = ("A5", "S5")
-# Mixers: attention to all tokens; recurrences whose factors are 1 or constant,
-# and those whose real factors depend on tokens.
-_EXACT = ("softmax", "kernelized")
+# Problems for which theory is known to this module: two counts, and groups
+# with a cycle of three of which only the last is not solvable.
+_TWO, _THREE, _PERFECT = ("Z2",), ("Z3", "S3", "S4", "A4"), ("A5", "S5")
+# Mixers: recurrences whose factors are 1 or constant, and recurrences whose
+# real factors depend on tokens.
 _SUMS = ("linear", "performer")
 _CONSTANT = ("s4d", "s5", "lru", "allpass")
 _SELECTIVE = ("mamba", "rglru")
@@ -55,25 +54,32 @@ def expected(config: Mapping[str, Any]) -> tuple[str, str]:
     `CAN`, `CANNOT` or `UNKNOWN`; and a key of `REASONS`, or "".
   """
   model, task = config["model"], config["task"]
-  mixer, problem = MODELS[model["name"]].mixer, task["problem"]
+  name, options = model["name"], model.get("mixer", {})
+  mixer = MODELS[name].mixer if name in MODELS else ""
   has_state = mixer in (*_SUMS, *_CONSTANT, *_SELECTIVE)
+  is_attention = mixer == "softmax" and name != "symmetric_transformer"
+  # Coupled layers apply the mixer to half of the channels: nothing is known.
+  if model.get("coupled"):
+    return UNKNOWN, ""
   if task["name"] == "recall":
-    if mixer in _EXACT:
+    is_deep = model.get("num_layers", 0) > 1 and task.get("causal", True)
+    if is_attention and is_deep:
       return CAN, "lookup"
     return UNKNOWN, "state" if has_state else ""
-  if problem in _PERFECT and (has_state or mixer in _EXACT):
-    return CANNOT, "circuits"
-  # Coupled layers apply the mixer to half of the channels: nothing is known.
-  if model.get("coupled") or not (has_state or mixer in _EXACT):
+  problem = task["problem"]
+  if problem not in (*_TWO, *_THREE, *_PERFECT):
     return UNKNOWN, ""
-  if mixer in _EXACT:
+  if problem in _PERFECT and (has_state or is_attention):
+    return CANNOT, "circuits"
+  if is_attention:
     return UNKNOWN, "attention"
+  if not has_state:
+    return UNKNOWN, ""
   if mixer in _CONSTANT:
     return CANNOT, "constant"
   if problem in _THREE:
     return CANNOT, "real"
-  is_signed = model.get("mixer", {}).get("signed", False)
-  return (CAN, "signed") if is_signed else (CANNOT, "positive")
+  return (CAN, "signed") if options.get("signed") else (CANNOT, "positive")
 
 
 def row_name(config: Mapping[str, Any]) -> str:
@@ -89,9 +95,13 @@ def row_name(config: Mapping[str, Any]) -> str:
   return name
 
 
-def column_name(config: Mapping[str, Any]) -> str:
-  """Returns the name of a problem."""
-  return str(config["task"]["problem"])
+def column_name(run: Result) -> str:
+  """Returns the name of a problem, with its protocol and the two lengths."""
+  task = run["config"]["task"]
+  short, long = _lengths(run)
+  protocol = task.get("protocol", "jaxformers")
+  name = task["problem"] + f" ({protocol})" * (protocol != "jaxformers")
+  return f"{name}, {short}; {long} tokens"
 
 
 def _share(values: Iterable[float]) -> str:
@@ -100,65 +110,73 @@ def _share(values: Iterable[float]) -> str:
   return f"{statistics.median(listed):.0f} ({listed[-1]:.0f})"
 
 
-def cell(runs: Sequence[Result]) -> str:
-  """Returns the scores of the seeds of one encoder and problem.
+def _lengths(run: Result) -> tuple[int, int]:
+  """Returns the least test length, and four times it or else the greatest."""
+  tested = sorted(map(int, run["by_length"]))
+  return tested[0], 4 * tested[0] if 4 * tested[0] in tested else tested[-1]
 
-  The scores are those at the least and at the greatest test length, each as the
-  median and, in brackets, the best over seeds.
+
+def cell(runs: Sequence[Result]) -> str:
+  """Returns the scores of the seeds of one recipe, and what theory says.
+
+  The scores are the median and, in brackets, the best over seeds, in percent,
+  for the two lengths of `_lengths`.
   """
-  first = runs[0]
-  metric = METRICS[first["task"]]
-  lengths = sorted(map(int, first["by_length"]))
+  metric = METRICS[runs[0]["task"]]
   shown = [
     _share(run["by_length"][str(n)][metric] for run in runs)
-    for n in (lengths[0], lengths[-1])
+    for n in _lengths(runs[0])
   ]
-  says, _ = expected(first["config"])
-  return f"{shown[0]}; {shown[1]}; {says}"
+  return "; ".join([*shown, expected(runs[0]["config"])[0]])
 
 
 def matrix(finished: Sequence[Result]) -> str:
   """Returns the matrix of encoders and problems as Markdown, with reasons.
 
+  Recipes of one encoder that differ in other fields have a row each.
+
   Args:
     finished: contents of `results.json`; runs of other tasks are ignored.
   """
-  groups: dict[tuple[str, str], list[Result]] = {}
+  rows: list[tuple[str, dict[str, list[Result]]]] = []
   for seeds in results.by_seed(finished):
-    runs = [run for run in seeds.values() if run["task"] in METRICS]
-    if runs and runs[0].get("by_length"):
-      config = runs[0]["config"]
-      groups.setdefault((row_name(config), column_name(config)), []).extend(
-        runs
-      )
-  if not groups:
+    runs = list(seeds.values())
+    if runs[0]["task"] not in METRICS or not runs[0].get("by_length"):
+      continue
+    name, column = row_name(runs[0]["config"]), column_name(runs[0])
+    # Find a row of this encoder whose cell is free, or add one.
+    free = (cells for row, cells in rows if row == name and column not in cells)
+    cells = next(free, None)
+    if cells is None:
+      cells = {}
+      rows.append((name, cells))
+    cells[column] = runs
+  if not rows:
     return ""
-  columns = list(dict.fromkeys(column for _, column in groups))
+  columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
   lines = [
-    [
-      row,
-      *(cell(groups[row, c]) if (row, c) in groups else "" for c in columns),
-    ]
-    for row in dict.fromkeys(row for row, _ in groups)
+    [name, *(cell(cells[c]) if c in cells else "" for c in columns)]
+    for name, cells in rows
   ]
-  # Explain every reason that a cell has.
+  # Name the reason of every cell that has one.
   reasons = dict.fromkeys(
-    (row, column, *expected(runs[0]["config"]))
-    for (row, column), runs in groups.items()
+    (name, column, *expected(runs[0]["config"]))
+    for name, cells in rows
+    for column, runs in cells.items()
   )
   notes = [
-    f"- {row}, {column}: {says}; {REASONS[key]}."
-    for row, column, says, key in reasons
+    f"- {name}, {column}: {says}; {REASONS[key]}."
+    for name, column, says, key in reasons
     if key
   ]
-  lengths = {
-    c: sorted(map(int, runs[0]["by_length"])) for (_, c), runs in groups.items()
-  }
-  header = [f"{c}, {lengths[c][0]}; {lengths[c][-1]} tokens" for c in columns]
-  table = markdown_table(("encoder", *header), lines)
-  what = (
-    "Median (best) over seeds in percent at the least and at the greatest "
-    "length, and what theory says for all lengths: of state tracking whole "
-    "sequences that are right, of recall tokens."
+  every = [run for _, cells in rows for runs in cells.values() for run in runs]
+  seconds = [run["train_seconds"] for run in every]
+  description = (
+    "Median (best) over seeds in percent, for the length of training and for "
+    "four times it, and what theory says for all lengths. State tracking "
+    "counts sequences that are right as a whole, and recall counts tokens. "
+    f"{len(every)} runs of {min(seconds) / 60:.1f} to {max(seconds) / 60:.1f} "
+    "minutes."
   )
-  return "\n\n".join([what, table, "\n".join(notes)])
+  table = markdown_table(("encoder", *columns), lines)
+  return "\n\n".join([description, table, "\n".join(notes)])

@@ -12,7 +12,6 @@ from jaxformers.foundations.errors import UserError
 
 NO_CLASS = -1
 POWER = 0.01  # Exponent a of the distances of queries, p(j) ~ (j + 1)^(a - 1).
-CHUNK = 1_024  # Sequences that are drawn together.
 Drawn = tuple[np.ndarray, np.ndarray]  # Tokens and classes, int [count, n].
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxformers.foundations.errors import UserError
 
 NO_CLASS = -1
-MODULUS = 5  # Of cycle navigation and of modular arithmetic.
+MODULUS = 5  # Modulus in cycle navigation and in modular arithmetic.
 MOST_ELEMENTS = 1_000  # Elements of the largest group.
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
 
@@ -34,6 +34,7 @@ class Problem:
     label: maps tokens [count, n] to classes, int [count, n], with `NO_CLASS`
       where there is none.
     fit: maps a number of tokens to the greatest possible one up to it.
+    least: least number of tokens.
   """
 
   tokens: tuple[str, ...]
@@ -41,6 +42,7 @@ class Problem:
   draw: Draw
   label: Callable[[np.ndarray], np.ndarray]
   fit: Callable[[int], int] = lambda n: n
+  least: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +282,7 @@ def brackets(operators: int = 2) -> Problem:
     return _at_end(np.array(values), tokens.shape[1])
 
   classes = tuple(map(str, range(MODULUS)))
-  return Problem(BRACKETS, classes, draw, label)
+  return Problem(BRACKETS, classes, draw, label, least=2)
 
 
 # Problems of automata, as Grazzi et al. 2025 (https://arxiv.org/abs/2411.12537)
@@ -303,6 +305,7 @@ AUTOMATA: dict[str, Problem] = {
     _draw_arithmetic,
     _label_arithmetic,
     fit=lambda n: n - n % 2,
+    least=2,
   ),
   "modular_arithmetic_brackets": brackets(),
 }
@@ -320,20 +323,13 @@ def problem(name: str) -> Problem:
 def repeated(source: Problem, copies: int) -> Problem:
   """Returns a word problem in which each element takes several tokens.
 
-  An element is repeated, and its last copy has the class.
-
-  Raises:
-    UserError: for a length that `copies` does not divide.
+  An element is repeated, and its last copy has the class. Lengths are rounded
+  down to multiples of `copies`.
   """
   if copies == 1:
     return source
 
   def draw(rng: np.random.Generator, count: int, n: int) -> np.ndarray:
-    if n % copies:
-      raise UserError(
-        f"tokens_per_element={copies} does not divide the length {n}: give a "
-        "multiple."
-      )
     return np.repeat(source.draw(rng, count, n // copies), copies, 1)
 
   def label(tokens: np.ndarray) -> np.ndarray:
@@ -342,7 +338,13 @@ def repeated(source: Problem, copies: int) -> Problem:
     classes[:, last] = source.label(tokens[:, last])
     return classes
 
-  return dataclasses.replace(source, draw=draw, label=label)
+  return dataclasses.replace(
+    source,
+    draw=draw,
+    label=label,
+    fit=lambda n: n - n % copies,
+    least=copies,
+  )
 
 
 def draw_lengths(

@@ -12,7 +12,8 @@ from tests import results as made
 def run(seed, model, problem, scores, task="state_tracking", **fields):
   """The results of a run; scores are shares of right sequences by length."""
   section = {"name": task, "problem": problem, "causal": True}
-  config = {"seed": seed, "task": section, "model": {"name": model} | fields}
+  model_fields = {"name": model, "num_layers": 2} | fields
+  config = {"seed": seed, "task": section, "model": model_fields}
   return made.make(
     config,
     task=task,
@@ -33,12 +34,12 @@ def test_the_matrix_has_median_and_best_over_seeds():
   finished.append(run(0, "mamba", "Z2", {64: 0, 256: 0}))
   finished.append(run(0, "transformer", "mqar", {64: 0}, task="recall"))
   text = diagnostics.matrix(finished)
-  assert "Z2, 64; 256 tokens" in text
+  assert "| encoder | Z2, 64; 256 tokens | mqar, 64; 64 tokens |" in text
   assert "| mamba, signed | 90 (100); 25 (50); can |" in text
   assert "| mamba | 0 (0); 0 (0); cannot |" in text
   # Recall is scored by tokens.
   assert "100 (100); 100 (100); can |" in text
-  assert "- mamba, Z2: cannot; factors in [0, 1] do not count" in text
+  assert "- mamba, Z2, 64; 256 tokens: cannot; factors in [0, 1] do" in text
   assert diagnostics.matrix([]) == ""
 
 
@@ -55,6 +56,10 @@ def test_the_matrix_has_median_and_best_over_seeds():
     ({"name": "neutreno"}, "A5", "cannot"),
     ({"name": "isometric"}, "A5", "unknown"),
     ({"name": "linear_transformer"}, "Z2", "cannot"),
+    # Other problems are not in the table of theory.
+    ({"name": "mamba", "mixer": {"signed": True}}, "Z6", "unknown"),
+    ({"name": "mamba"}, "even_pairs", "unknown"),
+    ({"name": "of_the_user"}, "Z2", "unknown"),
   ],
 )
 def test_theory_depends_on_the_factors_of_the_recurrence(model, problem, says):
@@ -65,6 +70,29 @@ def test_theory_depends_on_the_factors_of_the_recurrence(model, problem, says):
   found, reason = diagnostics.expected(config)
   assert found == says
   assert reason == "" or reason in diagnostics.REASONS
+
+
+def test_recall_by_attention_needs_two_causal_layers():
+  def says(name, **fields):
+    model = {"name": name, "num_layers": 2} | fields
+    task = {"name": "recall", "problem": "mqar", "causal": name != "bigbird"}
+    return diagnostics.expected({"model": model, "task": task})[0]
+
+  assert says("transformer") == says("neutreno") == "can"
+  assert says("transformer", num_layers=1) == "unknown"
+  assert says("transformer", coupled=True) == "unknown"
+  assert says("symmetric_transformer") == says("mamba") == "unknown"
+
+
+def test_recipes_that_differ_have_separate_rows():
+  finished = [
+    run(0, "mamba", "Z2", {8: 1.0, 32: 0.5}, num_layers=layers)
+    for layers in (1, 2)
+  ]
+  finished.append(run(0, "mamba", "Z2", {16: 1.0, 64: 0.25}, num_layers=3))
+  text = diagnostics.matrix(finished)
+  assert text.count("| 100 (100); 50 (50); cannot |") == 2
+  assert text.count("| 100 (100); 25 (25); cannot |") == 1
 
 
 @pytest.mark.slow

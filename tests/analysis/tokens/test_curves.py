@@ -51,7 +51,6 @@ def test_measure_curves_of_every_encoder_are_finite(name):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_measure_curves_match_the_formulas():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
@@ -224,7 +223,6 @@ def test_measure_curves_skip_samples_of_one_token():
 
 @pytest.mark.parametrize("causal", long_except([True], [False, True]))
 @pytest.mark.long
-@pytest.mark.slow
 def test_measure_curves_of_a_causal_classifier_use_causal_weights(causal):
   """Its objective does not predict the next token."""
   mixer = {"num_heads": 2, "causal": causal}

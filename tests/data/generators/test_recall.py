@@ -30,14 +30,16 @@ def test_mqar_classes_are_the_values_of_their_keys(fill):
       assert not others.any()
 
 
-def test_mqar_by_hand():
-  """The example of zoology's docstring has this form."""
-  tokens, classes = recall.mqar(rng(3), 1, 16, 12, 2, fill=False)
-  (row,), (labels,) = tokens, classes
-  asked = np.flatnonzero(labels >= 0)
-  pairs = {row[0]: row[1], row[2]: row[3]}
-  assert [pairs[row[k]] for k in asked] == labels[asked].tolist()
-  assert np.count_nonzero(row) == 6
+def test_mqar_by_hand(monkeypatch):
+  """The example of zoology's docstring, with its keys, values and places."""
+  picks = iter([[[1, 3]], [[2, 1]], [[4, 1]]])  # 1 + keys; 6 + values; places.
+  monkeypatch.setattr(
+    recall, "choose_distinct", lambda *_: np.array(next(picks))
+  )
+  tokens, classes = recall.mqar(rng(), 1, 16, 12, 2, fill=False)
+  assert tokens[0].tolist() == [2, 8, 4, 7, 0, 0, 4, 0, 0, 0, 0, 0, 2, 0, 0, 0]
+  assert np.flatnonzero(classes[0] >= 0).tolist() == [6, 12]
+  assert classes[0, [6, 12]].tolist() == [7, 8]
 
 
 def test_mqar_draws_keys_uniformly_and_gaps_by_the_power_law():
