@@ -170,8 +170,10 @@ def figures(step: Step, report: Report, parameters: int) -> Row:
     "GiB": round(report.total, 3),
     "TFLOP": round(report.tflop, 3),
     "GB": round(report.gigabytes, 2),
-    "MB in collectives": round(sum(c.bytes for c in report.collectives) / 1e6),
-    "MB across slices": round(sum(crossing) / 1e6),
+    "MB in collectives": round(
+      sum(c.bytes for c in report.collectives) / 1e6, 1
+    ),
+    "MB across slices": round(sum(crossing) / 1e6, 1),
     "collectives": sends([(c.kind, c.count) for c in report.collectives]),
     "static ms": round(report.static_ms, 2),
     "network ms": round(network, 2),

@@ -4,6 +4,8 @@ In multi-query associative recall (problem=mqar) a sequence begins with pairs of
 a key and a value, and asks for the value of each key later on. Attention looks
 the pair up; a recurrence must keep all pairs in its state, so that its accuracy
 falls with the number of pairs over the size of the state (Arora et al. 2023).
+Queries and keys have rotary positions, since attention has to find the token
+before a value.
 `results.json` has the bytes of the state as `state_bytes`.
 
 jaxformers train diagnostics/recall:model=transformer --workdir runs/recall
@@ -55,6 +57,6 @@ def get_config(arg=None):
   return c.base(
     seed=arg.seed,
     task=task,
-    **diagnostics.model_fields(arg.model, num_layers=arg.layers),
+    **diagnostics.model_fields(arg.model, num_layers=arg.layers, rotary=True),
     **fields,
   )

@@ -8,7 +8,9 @@ from jaxformers.recipes import language, shared
 from jaxformers.recipes.traits import find_traits
 
 
-def model_fields(name: str, *, num_layers: int) -> dict[str, Any]:
+def model_fields(
+  name: str, *, num_layers: int, rotary: bool = False
+) -> dict[str, Any]:
   """Returns a model with d = 64, without positions and dropout.
 
   Without positions a model can read sequences of any length. Layers that
@@ -17,6 +19,8 @@ def model_fields(name: str, *, num_layers: int) -> dict[str, Any]:
   Args:
     name: name of the model.
     num_layers: number of layers.
+    rotary: True for rotary positions in mixers with queries and keys; they
+      exist for any length.
 
   Returns:
     The fields `model` and `reference` for `base`.
@@ -30,8 +34,11 @@ def model_fields(name: str, *, num_layers: int) -> dict[str, Any]:
     positions="none",
   )
   for model in fields.values():
-    if find_traits(model["name"]).needs_positions:
+    traits = find_traits(model["name"])
+    if traits.needs_positions:
       model["positions"] = "sinusoid"
+    if rotary and traits.has_rotary:
+      model["mixer"]["rotary"] = True
     del model["head"]  # Of language models.
     model["dropout_rate"] = 0.0
     for section in ("mixer_defaults", "block"):

@@ -19,6 +19,8 @@ class Traits(NamedTuple):
     recurrence: "linear", "gated" or ""; see `models.Variant`.
     is_causal: True if the mixer reads only earlier tokens by default.
     has_causal: True if the mixer has a causal form.
+    has_rotary: True if the mixer has queries and keys, which can be rotated by
+      their positions.
     needs_positions: True for layers that reserve channels for positions.
     has_mixer: True for layers with a mixer.
     has_mixer_dropout: True if the mixer has the option `dropout_rate`.
@@ -32,6 +34,7 @@ class Traits(NamedTuple):
   recurrence: str = ""
   is_causal: bool = False
   has_causal: bool = True
+  has_rotary: bool = False
   needs_positions: bool = False
   has_mixer: bool = True
   has_mixer_dropout: bool = True
@@ -44,7 +47,7 @@ BLOCK_OPTIONS = ("mlp_dim", "residual", "dropout_rate")
 # Traits of the default models of most configs. The registry of models has the
 # traits of all others, but it imports JAX.
 DEFAULT_MODELS = {
-  "transformer": Traits(),
+  "transformer": Traits(has_rotary=True),
   "transject": Traits(
     is_transject=True,
     has_causal=False,
@@ -77,12 +80,16 @@ def read_traits(name: str) -> Traits:
   options = field_names(BLOCKS[variant.block])
   has_mixer = bool(variant.mixer)
   mixer = field_names(MIXERS[variant.mixer]) if has_mixer else []
+  # Attention names the inputs of its function, such as queries and keys.
+  built = MIXERS[variant.mixer](**variant.fixed) if has_mixer else None
+  inputs = getattr(getattr(built, "signature", None), "inputs", ())
   return Traits(
     is_transject=variant.block == "injective",
     is_bounded=variant.bounded == ALWAYS,
     recurrence=variant.recurrence,
     is_causal=is_causal(variant, variant.defaults),
     has_causal="causal" in mixer,
+    has_rotary="rotary" in mixer and {"q", "k"} <= {*inputs},
     needs_positions=BLOCKS[variant.block].concatenate_positions,
     has_mixer=has_mixer,
     has_mixer_dropout="dropout_rate" in mixer,

@@ -76,12 +76,13 @@ def load_state_tracking(
   """
   has_start = PROTOCOLS[choose("protocol", protocol, PROTOCOLS)]
   chosen = words.problem(problem)
-  if tokens_per_element > 1 and problem in words.AUTOMATA:
+  is_automaton = problem in words.AUTOMATA
+  if is_automaton and tokens_per_element > 1:
     raise UserError(
       f"tokens_per_element={tokens_per_element} is for groups, and "
       f"{problem!r} is an automaton: remove the option."
     )
-  if protocol == "xlstm" and problem not in words.AUTOMATA:
+  if protocol == "xlstm" and not is_automaton:
     raise UserError(
       f"protocol='xlstm' is for {', '.join(words.AUTOMATA)}, and {problem!r} "
       "is a group: choose another protocol."
@@ -89,18 +90,7 @@ def load_state_tracking(
   chosen = words.repeated(chosen, tokens_per_element)
   trained = (min_length, length)
   tested = (test_min_length or min_length, test_max_length or length)
-  if min([min_length, tested[0], *test_lengths]) < chosen.least:
-    raise UserError(
-      f"min_length={min_length}, test_min_length={test_min_length}, "
-      f"test_lengths={[*test_lengths]}: {problem} has at least {chosen.least} "
-      "tokens. Give greater lengths."
-    )
-  for least, most in (trained, tested):
-    if least > most:
-      raise UserError(
-        f"The least length {least} is above the greatest, {most}: exchange "
-        "min_length and length, or test_min_length and test_max_length."
-      )
+  _check_lengths(problem, chosen.least, trained, tested, test_lengths)
 
   def draw(rng: np.random.Generator, count: int, least: int, most: int) -> Rows:
     drawn = words.draw_lengths(chosen, rng, count, least, most)
@@ -128,3 +118,33 @@ def load_state_tracking(
   )
   counts = (num_train, num_validation, num_test)
   return token_labels.generate(recipe, data_dir, seed, counts, test_lengths)
+
+
+def _check_lengths(
+  problem: str,
+  least: int,
+  trained: tuple[int, int],
+  tested: tuple[int, int],
+  further: Sequence[int],
+) -> None:
+  """Raises UserError for lengths in a wrong order, or too small ones.
+
+  Args:
+    problem: name of the problem.
+    least: least number of tokens of the problem.
+    trained, tested: least and greatest length of training, and of validation
+      and test.
+    further: `test_lengths`.
+  """
+  if min([trained[0], tested[0], *further]) < least:
+    raise UserError(
+      f"min_length={trained[0]}, test_min_length={tested[0]}, "
+      f"test_lengths={[*further]}: {problem} has at least {least} tokens. Give "
+      "greater lengths."
+    )
+  for lower, upper in (trained, tested):
+    if lower > upper:
+      raise UserError(
+        f"The least length {lower} is above the greatest, {upper}: exchange "
+        "min_length and length, or test_min_length and test_max_length."
+      )

@@ -274,10 +274,10 @@ def generate(
   """Returns the task of a recipe; generates its sequences once.
 
   Train shares no sequence with another split, and no two sequences of the other
-  splits are equal. If all sequences have one length, those of train differ as
-  well. If lengths vary, a fifth of all sequences, chosen by a hash, is kept for
-  the other splits, and train may repeat a short sequence: then train has every
-  length equally often.
+  splits are equal. If all sequences have one length, no two training sequences
+  are equal, either. If lengths vary, a fifth of all sequences, chosen by a
+  hash, is kept for the other splits, and train may repeat a short sequence:
+  then train has every length about equally often.
 
   Each split has its own seed. Validation and test do not depend on the number
   of training examples, or on further test splits of other lengths.
@@ -301,6 +301,47 @@ def generate(
       f"{len(recipe.tokens):,} tokens and {len(recipe.classes):,} classes: "
       f"give less than {MOST_STORED:,} of each."
     )
+  packed, info = open_generated(
+    recipe.name,
+    {
+      "protocol": recipe.protocol,
+      "problem": recipe.problem,
+      "seed": seed,
+      "counts": _joined(counts),
+      "lengths": _joined((*recipe.lengths, *recipe.held_out_lengths)),
+      **recipe.settings,
+      "test_lengths": _joined(further),
+    },
+    _draws(recipe, seed, counts, further),
+    data_dir,
+  )
+  sides = "" if recipe.causal else ", both sides"
+  return Task(
+    name=recipe.name,
+    protocol=f"{recipe.protocol}, {recipe.problem}{sides}",
+    splits=packed,
+    vocabulary=(encodings.PAD, *recipe.tokens),
+    max_len=recipe.longest,
+    num_classes=len(recipe.classes),
+    classes=recipe.classes,
+    objective=OBJECTIVE,
+    causal=recipe.causal,
+    test_lengths=(*further,),
+    trivial=recipe.trivial,
+    info=info,
+  )
+
+
+def _draws(
+  recipe: Recipe,
+  seed: int,
+  counts: tuple[int, int, int],
+  further: Sequence[int],
+) -> dict[str, Rows]:
+  """Returns the generators of all splits; see `generate` for the arguments.
+
+  They have to be read in their order.
+  """
   num_train, num_validation, num_test = counts
   # Number, seed and lengths of each split. Train is drawn last, and takes no
   # sequence of another split.
@@ -329,35 +370,7 @@ def generate(
       return _repeat(draw, count)
     return distinct(draw, count, seen)
 
-  packed, info = open_generated(
-    recipe.name,
-    {
-      "protocol": recipe.protocol,
-      "problem": recipe.problem,
-      "seed": seed,
-      "counts": _joined(counts),
-      "lengths": _joined((*recipe.lengths, *recipe.held_out_lengths)),
-      **recipe.settings,
-      "test_lengths": _joined(further),
-    },
-    {name: rows(*split) for name, split in splits.items()},
-    data_dir,
-  )
-  sides = "" if recipe.causal else ", both sides"
-  return Task(
-    name=recipe.name,
-    protocol=f"{recipe.protocol}, {recipe.problem}{sides}",
-    splits=packed,
-    vocabulary=(encodings.PAD, *recipe.tokens),
-    max_len=recipe.longest,
-    num_classes=len(recipe.classes),
-    classes=recipe.classes,
-    objective=OBJECTIVE,
-    causal=recipe.causal,
-    test_lengths=(*further,),
-    trivial=recipe.trivial,
-    info=info,
-  )
+  return {name: rows(*split) for name, split in splits.items()}
 
 
 def _is_held_out(tokens: np.ndarray) -> bool:

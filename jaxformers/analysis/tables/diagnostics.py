@@ -130,15 +130,12 @@ def cell(runs: Sequence[Result]) -> str:
   return "; ".join([*shown, expected(runs[0]["config"])[0]])
 
 
-def matrix(finished: Sequence[Result]) -> str:
-  """Returns the matrix of encoders and problems as Markdown, with reasons.
+Cells = dict[str, list[Result]]  # Runs of the seeds, by column.
 
-  Recipes of one encoder that differ in other fields have a row each.
 
-  Args:
-    finished: contents of `results.json`; runs of other tasks are ignored.
-  """
-  rows: list[tuple[str, dict[str, list[Result]]]] = []
+def _group(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
+  """Returns the rows of the matrix: the name of an encoder, and its runs."""
+  rows: list[tuple[str, Cells]] = []
   for seeds in results.by_seed(finished):
     runs = list(seeds.values())
     if runs[0]["task"] not in METRICS or not runs[0].get("by_length"):
@@ -151,6 +148,18 @@ def matrix(finished: Sequence[Result]) -> str:
       cells = {}
       rows.append((name, cells))
     cells[column] = runs
+  return rows
+
+
+def matrix(finished: Sequence[Result]) -> str:
+  """Returns the matrix of encoders and problems as Markdown, with reasons.
+
+  Recipes of one encoder that differ in other fields have a row each.
+
+  Args:
+    finished: contents of `results.json`; runs of other tasks are ignored.
+  """
+  rows = _group(finished)
   if not rows:
     return ""
   columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
