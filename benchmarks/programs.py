@@ -103,7 +103,7 @@ def measure(model: str, task: str, device: str) -> list[dict[str, Any]]:
       "config": config,
       "protocol": f"compiled for {device}; nothing runs",
       "seeds": [],
-      "commit": provenance.commit(),
+      "commit": provenance.commit()[:7],
       "hardware": compilers(device),
       "minutes": round((time.time() - began) / 60, 1),
       "values": figures(report) if "total" in report else report,

@@ -198,7 +198,7 @@ def record(step: Step) -> tuple[dict[str, Any], bool]:
     "config": f"lra/listops:model={step.model}",
     "protocol": f"{step.batch} rows of {step.length} tokens; nothing runs",
     "seeds": [],
-    "commit": provenance.commit(),
+    "commit": provenance.commit()[:7],
     "hardware": compilers("v5e"),
     "minutes": round((time.time() - began) / 60, 1),
     "values": values,

@@ -51,8 +51,8 @@ class Task:
       `reconstruction`.
     causal: True if a token may see only itself and earlier tokens, so that the
       label of a token cannot be read from later ones.
-    test_lengths: numbers of tokens of further test splits `test_N`, whose
-      scores are reported by length.
+    test_lengths: lengths of further test splits, whose scores are reported by
+      length. The name of a split is "test", an underscore and its length.
     image: (height, width, channels), or () for sequences.
     classes: names of the classes of a classification task.
   """
