@@ -397,7 +397,10 @@ def test_undoing_a_layer_gives_its_input(
     back = jitted("inverse", layers)(weights, y, sigma, mask, side)
     scale = np.abs(np.asarray(y)).max()
     error = np.abs(np.asarray(back) - x).max()
-    assert error <= (1e-12 if x64 else 2e-6) * scale
+    # The branch changes by at most 2 alpha / L times a change of its input, so
+    # the inverse enlarges rounding by up to 1 / (1 - 2 alpha / L).
+    rounding = (1e-12 if x64 else 4e-6) * scale
+    assert error <= rounding / (1 - 2 * alpha / num_layers)
     # Fewer steps than the limit are enough.
     early = jitted("inverse", layers, max_steps=60 if x64 else 30)
     chex.assert_trees_all_equal(early(weights, y, sigma, mask, side), back)
