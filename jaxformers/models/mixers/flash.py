@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.blocked import merge, split
 from jaxformers.models.mixers.scores import (
@@ -28,6 +29,7 @@ from jaxformers.models.mixers.scores import (
 from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
+LANES = 128  # Numbers that a TPU's vector unit takes along the last axis.
 CUDNN: Final = "cudnn"  # Implementation of JAX's attention on GPUs.
 HIDDEN = -1e4  # Added to scores of padding with cuDNN; its exponential is 0.
 
@@ -202,7 +204,15 @@ def attend(
   if _cudnn_takes(q, k, v, dropout, form):
     return _by_cudnn(q, k, v, mask, form)
   # With a single block, JAX's gradient needs no more memory.
-  if q.shape[2] <= BLOCK:
+  n = q.shape[2]
+  if n > BLOCK and n % LANES and _pads_keys():
+    # Padding is masked. The compiler's time for 2,000 keys is 1.8 times its
+    # time for 2,048.
+    rest = (0, -n % LANES)
+    q, k, v = (jnp.pad(x, ((0, 0), (0, 0), rest, (0, 0))) for x in (q, k, v))
+    mask = jnp.pad(mask, ((0, 0), rest))
+    return attend(q, k, v, mask, dropout, form)[:, :, :n]
+  if n <= BLOCK:
     scores = form.scores(q, k, seen_keys(mask, form.causal))
     weights = exp_below_one(scores - form.top(scores))
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
@@ -212,6 +222,11 @@ def attend(
     return _attend(form, turn, dropout, *arrays)
 
   return _in_turn(attend_in_turn, q, k, v, mask)
+
+
+def _pads_keys() -> bool:
+  """Returns True on TPUs, if the mesh does not split tokens."""
+  return platforms.on_tpu() and platforms.splits_only_rows()
 
 
 def _cudnn_takes(

@@ -49,6 +49,28 @@ def pulled(attend, q, k, v, g):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_padded_keys_of_tpus_change_nothing(monkeypatch, attend, causal):
+  monkeypatch.setattr(flash, "BLOCK", 8)
+  monkeypatch.setattr(flash, "LANES", 16)
+  call = functools.partial(
+    attend, mask=tokens(), dropout=Dropout(), causal=causal
+  )
+  found = pulled(call, *draw(0))
+  lengths = []
+
+  def scan(step, carry, arrays, *args, **options):
+    lengths.append(arrays[0].shape[-2])
+    return plain(step, carry, arrays, *args, **options)
+
+  plain = flash._scan_blocks
+  monkeypatch.setattr(flash, "_scan_blocks", scan)
+  monkeypatch.setattr(flash, "_pads_keys", lambda: True)
+  chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
+  assert set(lengths) == {32}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attend", [softmax, kernelized])
 def test_flash_attention_has_the_result_and_gradients_of_dense(
   blocks, monkeypatch, attend, causal
 ):
