@@ -254,7 +254,7 @@ def resident():
   return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_model_methods_compile_once_for_all_lengths_and_counts(
   model, isometric
 ):

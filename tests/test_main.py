@@ -428,6 +428,7 @@ def test_parse_refuses_two_configs(capsys):
   assert re.search("lra/listops.*lra/text", capsys.readouterr().err)
 
 
+@pytest.mark.long
 def test_main_without_workdir_makes_and_reuses_a_folder(
   finished, command, tmp_path
 ):

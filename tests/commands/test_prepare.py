@@ -184,7 +184,10 @@ def test_prepare_on_a_full_disk_leaves_no_files(tmp_path, task, size):
   assert left(folder) == []
 
 
-@pytest.mark.parametrize(("task", "size"), [(LISTOPS, 600), (PATHFINDER, 100)])
+@pytest.mark.parametrize(
+  ("task", "size"),
+  [(LISTOPS, 600), pytest.param(PATHFINDER, 100, marks=pytest.mark.long)],
+)
 @pytest.mark.slow
 def test_prepare_export_to_a_full_disk_leaves_no_files(tmp_path, task, size):
   command = [*task, "--data_dir", str(tmp_path / "data")]

@@ -155,6 +155,7 @@ def at_root(monkeypatch, request):
 
 
 @pytest.mark.usefixtures("at_root")
+@pytest.mark.long
 def test_simcse_trains_bert(options, tmp_path):
   results = loop.run(small_config(options, tmp_path), tmp_path / "run")
   assert results["metric"] == "spearman"

@@ -160,6 +160,7 @@ def test_squad_score_does_not_depend_on_devices(task, mode, batch_size):
   assert scores["loss"] == pytest.approx(float(-chosen.mean()), rel=1e-5)
 
 
+@pytest.mark.long
 def test_squad_trains_bert(task, tmp_path, monkeypatch, request):
   monkeypatch.chdir(request.config.rootpath)
   config = c.load("configs/short/squad.py:model=neutreno")

@@ -79,6 +79,7 @@ def test_measure_rank_of_larger_settings():
   ],
 )
 @pytest.mark.parametrize("d", [4, 6])
+@pytest.mark.long
 def test_measure_rank_of_low_rank_inputs_is_that_of_a_narrow_network(
   rank, depth, n, want, d
 ):

@@ -46,8 +46,7 @@ KINDS = (
   "allpass",  # Injective encoders.
   "isometric",
   "transject",
-  "informer",  # Efficient attention.
-  "reformer",
+  "linformer",  # Efficient attention.
   "mamba",  # Recurrences, with factors that depend on tokens and without.
   "s4d",
   "s5",

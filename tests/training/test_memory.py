@@ -81,7 +81,7 @@ CONFIGS = [
   not os.access("/proc/self/clear_refs", os.W_OK),
   reason="the peak memory of a process cannot be read here",
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_planned_bytes_are_near_the_measured_peak_of_a_step(request, case):
   """Within 20 %, for steps of more than 100 MB.
 

@@ -110,19 +110,18 @@ def test_train_step_under_jit_and_pmap_agrees_on_four_devices(name):
   assert a.step == b.step == 3
 
 
-@pytest.mark.usefixtures("optimized")
 @pytest.mark.slow
 def test_train_step_of_token_labels_does_not_depend_on_devices_and_parts():
   """Rows have different numbers of labels, and one row has none."""
   options = {"objective": "token_classification", "causal": True}
-  _, start, batch, step = setup("s5", **options)
+  _, start, batch, step = setup("linear_transformer", **options)
   rng = np.random.default_rng(1)
   targets = rng.integers(0, 3, (8, 10)).astype(np.int32)
   weights = (np.arange(10) < np.arange(8)[:, None]).astype(np.float32)
   batch |= {"targets": targets, "weights": weights}
   alone, sums = jax.jit(step)(start, batch)
   assert (sums["count"], sums["sequences"]) == (28, 7)
-  for mode, parts in (("jit", 1), ("jit", 2), ("pmap", 1)):
+  for mode, parts in (("jit", 2), ("pmap", 1)):
     layout = compilers.layout()
     run, place = compilers.compile_step(
       mode, functools.partial(step, accumulate=parts), layout, state=start
