@@ -6,6 +6,8 @@ import pytest
 from jaxformers import tasks
 from jaxformers.foundations.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 SIZES = dict(num_train=60, num_validation=20, num_test=20)
 
 

@@ -38,6 +38,7 @@ def test_problems_with_a_mark_ask_at_the_end(tmp_path, problem):
   assert batch["weights"].sum() == 10
 
 
+@pytest.mark.slow
 def test_same_bytes_on_every_machine(tmp_path):
   """Prepared data of other machines and versions must stay the same."""
   digests = [
@@ -53,6 +54,7 @@ def test_same_bytes_on_every_machine(tmp_path):
   ]
 
 
+@pytest.mark.slow
 def test_zoology_fills_with_token_0(tmp_path):
   task = load(tmp_path, protocol="zoology", vocab_size=128)
   ids = task.splits["train"].batch(np.arange(40), 64)["inputs"]
