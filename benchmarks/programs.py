@@ -126,6 +126,12 @@ def read(path: Path) -> list[dict[str, Any]]:
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def append(path: Path, records: Iterable[dict[str, Any]]) -> None:
+  """Appends records to a file, a line each."""
+  with path.open("a") as file:
+    file.writelines(json.dumps(record) + "\n" for record in records)
+
+
 @cli.command(
   cli.option("device", "v5e:2x2", "topology: v5e:2x2, h100"),
   cli.option("models", ",".join(MODELS), "names: a,b"),
@@ -146,8 +152,7 @@ def main(device: str, models: str, tasks: str, out: str) -> None:
       if (task, model) in done:
         continue
       records = measure(model, task, device)
-      with path.open("a") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+      append(path, records)
       print(task, model, records[0]["values"], flush=True)
 
 

@@ -15,7 +15,6 @@ times show what limits a step, and not how long it takes.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 
 from benchmarks.data import OUT, Row
-from benchmarks.programs import compilers, read, sends
+from benchmarks.programs import append, compilers, read, sends
 from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations import cli
@@ -226,10 +225,9 @@ def main(models: str, out: str) -> None:
       if key in done:
         fits = done[key]
       else:
-        made, fits = record(step)
-        with path.open("a") as file:
-          file.write(json.dumps(made) + "\n")
-        print(*key, made["values"], flush=True)
+        row, fits = record(step)
+        append(path, [row])
+        print(*key, row["values"], flush=True)
       if not fits and step.table in ("longest", "largest"):
         full.add(step.table)
 

@@ -11,8 +11,9 @@ attention of a fixed depth follows A5 or S5, unless TC0 = NC1.
 jaxformers train diagnostics/state_tracking:problem=Z2,model=mamba \
     --config.model.mixer.signed=True --workdir runs/parity
 
-Sequences have 64 tokens in training, and 64, 128 and 256 in the tests. Those of
-the automata have 3 to 40 tokens, and 40 to 256 in the tests.
+Sequences of groups have 64 tokens in training, and 64, 128 and 256 in the
+tests. Sequences of automata have 3 to 40 tokens, and 40, 160 and 256 in the
+tests.
 
 Arguments: problem=Z2, Z3, S3, S4, A5, S5, S5_swaps, ..., or parity, even_pairs,
 cycle_navigation, modular_arithmetic, modular_arithmetic_brackets; model=NAME,

@@ -285,6 +285,22 @@ class Model(nn.Module):
     return front, lambda y: move_back(y, mask)
 
   @nn.nowrap
+  def encode_tokens(self, inputs: jax.Array, *, train: bool) -> jax.Array:
+    """Returns the encoder's output for each token, float32 [b, n, d].
+
+    Call this inside a module's compact call: it makes the submodule `encoder`.
+
+    Args:
+      inputs: ids or numbers, [b, n].
+      train: True in training.
+    """
+    encoder = bind_encoder(self.config)(name="encoder")
+    inputs, move_back = self.close_holes(inputs)
+    x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
+    # Leave out prepended tokens.
+    return x[:, self.config.cls :].astype(jnp.float32)
+
+  @nn.nowrap
   def example(self, length: int = 2) -> jax.Array:
     """Returns a batch of one input of zeros: `length` tokens, or one image.
 

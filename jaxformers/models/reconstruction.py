@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.mixer import kernel_init
-from jaxformers.models.model import CLASSES, Model, bind_encoder
+from jaxformers.models.model import CLASSES, Model
 
 
 @CLASSES.register("masked_tokens")
@@ -56,11 +56,7 @@ class Reconstruction(Model):
     """
     del weights
     config = self.config
-    encoder = bind_encoder(config)(name="encoder")
-    inputs, move_back = self.close_holes(inputs)
-    x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
-    # Prepended tokens have no target.
-    x = x[:, config.cls :].astype(jnp.float32)
+    x = self.encode_tokens(inputs, train=train)
     width = 1 if config.has_values else config.num_classes
     init = kernel_init(0.02)
     y = nn.Dense(width, kernel_init=init, name="decoder")(x)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from jaxformers.models.mixer import kernel_init
-from jaxformers.models.model import CLASSES, Model, bind_encoder
+from jaxformers.models.model import CLASSES, Model
 
 
 @CLASSES.register("token_classification")
@@ -22,11 +21,6 @@ class TokenClassifier(Model):
 
   @nn.compact
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
-    config = self.config
-    encoder = bind_encoder(config)(name="encoder")
-    inputs, move_back = self.close_holes(inputs)
-    x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
-    # Prepended tokens have no class.
-    x = x[:, config.cls :].astype(jnp.float32)
-    init = kernel_init(0.02)
-    return nn.Dense(config.num_classes, kernel_init=init, name="decoder")(x)
+    x = self.encode_tokens(inputs, train=train)
+    init, width = kernel_init(0.02), self.config.num_classes
+    return nn.Dense(width, kernel_init=init, name="decoder")(x)

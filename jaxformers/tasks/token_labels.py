@@ -147,7 +147,8 @@ def open_generated(
     settings=settings,
     shuffled=False,
   )
-  packed, info = open_splits(source, encodings.ids_and_classes(), data_dir)
+  encoding = encodings.ids("ids", "classes", dtype=np.uint16)
+  packed, info = open_splits(source, encoding, data_dir)
   return {split: from_pairs(each) for split, each in packed.items()}, info
 
 

@@ -135,10 +135,12 @@ def score_by_length(run: Run, params: Any) -> dict[str, Any]:
 
   Returns:
     `by_length`, the scores by length; and `accuracy_beyond`, the mean accuracy
-    over the lengths above those of training, if there are any. {} for a task
+    over lengths above the lengths of training, if there are any. {} for a task
     without such splits.
   """
   splits = run.task.splits
+  if not run.task.test_lengths:
+    return {}
   trained = int(splits["train"].lengths().max())
   scores: dict[str, dict[str, Any]] = {}
   beyond = []
@@ -148,7 +150,5 @@ def score_by_length(run: Run, params: Any) -> dict[str, Any]:
     scores[str(length)] = make_evaluator(run, longest)(params, split)
     if longest > trained:
       beyond.append(scores[str(length)]["accuracy"])
-  if not scores:
-    return {}
   mean = {"accuracy_beyond": float(np.mean(beyond))} if beyond else {}
   return {"by_length": scores, **mean}

@@ -55,7 +55,7 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
 def by_length(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of test scores over lengths; None without such scores.
 
-  The lengths are those of `Task.test_lengths`.
+  `Task.test_lengths` has the lengths.
   """
   rows = [
     (group.label, run.seed, metric, int(length), 100 * scores[metric])

@@ -449,21 +449,18 @@ def files(*fields: str) -> Encoding:
   return dataclasses.replace(of_bytes(*fields), name="files")
 
 
-def ids() -> Encoding:
-  """Returns the encoding of the field `ids`, unchanged; the key is its hash."""
-  return _without_fit(
-    "ids", lambda e: [e["ids"]], lambda e: _hash(e["ids"].tobytes())
-  )
+def ids(*fields: str, dtype: Any = np.uint8) -> Encoding:
+  """Returns the encoding of fields of ids, unchanged, one sequence a field.
 
-
-def ids_and_classes() -> Encoding:
-  """Returns the encoding of the fields `ids` and `classes` as two sequences.
-
-  The key of an example is the hash of its ids.
+  Args:
+    *fields: names of the fields; the key of an example is the hash of the first
+      one. Without names, the field is `ids`.
+    dtype: integer type of the ids.
   """
+  first, *others = fields or ("ids",)
   encoding = _without_fit(
-    "ids_and_classes",
-    lambda e: [e["ids"], e["classes"]],
-    lambda e: _hash(e["ids"].tobytes()),
+    "-".join([first, *others]),
+    lambda e: [e[field] for field in (first, *others)],
+    lambda e: _hash(e[first].tobytes()),
   )
-  return dataclasses.replace(encoding, dtype=np.uint16)
+  return dataclasses.replace(encoding, dtype=dtype)
