@@ -142,14 +142,11 @@ def main(device: str, models: str, tasks: str, out: str) -> None:
   """Compiles the steps of each encoder and task, and appends the records."""
   path = Path(out)
   kind = device.partition(":")[0]
-  done = {
-    (r["table"].split("_")[1], r["model"])
-    for r in read(path)
-    if r["table"].startswith(f"{kind}_")
-  }
+  # Tables of earlier programs end in "_before": they are not made again.
+  done = {(record["table"], record["model"]) for record in read(path)}
   for task in cli.names(tasks):
     for model in cli.names(models):
-      if (task, model) in done:
+      if (f"{kind}_{task}_train", model) in done:
         continue
       records = measure(model, task, device)
       append(path, records)

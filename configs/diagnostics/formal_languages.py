@@ -13,7 +13,8 @@ Arguments: problem=modular_arithmetic, parity_check, even_pairs,
 cycle_navigation, modular_arithmetic_brackets, reverse_string, solve_equation,
 stack_manipulation, duplicate_string, missing_duplicate_string, odds_first,
 binary_addition, binary_multiplication, compute_sqrt or bucket_sort; model=NAME,
-in its causal form if it has one; layers=2; seed=0.
+in its causal form if it has one; layers=2; width=64, the number of channels;
+seed=0.
 """
 
 from jaxformers import config as c
@@ -23,7 +24,7 @@ from jaxformers.recipes.traits import find_traits
 
 def get_config(arg=None):
   arg = c.parse_arg(
-    arg, problem="reverse_string", model="mamba", layers=2, seed=0
+    arg, problem="reverse_string", model="mamba", layers=2, width=64, seed=0
   )
   return c.base(
     seed=arg.seed,
@@ -40,6 +41,8 @@ def get_config(arg=None):
       "test_lengths": (50, 60, 70, 80, 90, 100),
       "causal": find_traits(arg.model).has_causal,
     },
-    **diagnostics.model_fields(arg.model, num_layers=arg.layers),
+    **diagnostics.model_fields(
+      arg.model, width=arg.width, num_layers=arg.layers
+    ),
     **diagnostics.training(total_steps=2_000),
   )

@@ -15,8 +15,8 @@ the sizes of figure 2, a vocabulary of 8,192 and 100,000 examples, which are too
 much for two cores.
 
 Arguments: problem=mqar|associative_recall|induction_heads; model=NAME, in its
-causal form if it has one; layers=2; pairs=4, for mqar;
-protocol=jaxformers|zoology; seed=0.
+causal form if it has one; layers=2; width=64, the number of channels; pairs=4,
+for mqar; protocol=jaxformers|zoology; seed=0.
 """
 
 from jaxformers import config as c
@@ -30,6 +30,7 @@ def get_config(arg=None):
     problem="mqar",
     model="transformer",
     layers=2,
+    width=64,
     pairs=4,
     protocol="jaxformers",
     seed=0,
@@ -57,6 +58,8 @@ def get_config(arg=None):
   return c.base(
     seed=arg.seed,
     task=task,
-    **diagnostics.model_fields(arg.model, num_layers=arg.layers, rotary=True),
+    **diagnostics.model_fields(
+      arg.model, width=arg.width, num_layers=arg.layers, rotary=True
+    ),
     **fields,
   )

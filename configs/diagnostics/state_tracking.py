@@ -17,7 +17,7 @@ tests.
 
 Arguments: problem=Z2, Z3, S3, S4, A5, S5, S5_swaps, ..., or parity, even_pairs,
 cycle_navigation, modular_arithmetic, modular_arithmetic_brackets; model=NAME,
-in its causal form if it has one; layers=2;
+in its causal form if it has one; layers=2; width=32, the number of channels;
 protocol=jaxformers|deltaproduct|xlstm; seed=0.
 """
 
@@ -40,6 +40,7 @@ def get_config(arg=None):
     problem="S3",
     model="mamba",
     layers=2,
+    width=32,
     protocol="jaxformers",
     seed=0,
   )
@@ -61,7 +62,7 @@ def get_config(arg=None):
     "test_lengths": lengths,
     "causal": find_traits(arg.model).has_causal,
   }
-  fields = diagnostics.training(total_steps=600)
+  fields = diagnostics.training(total_steps=500)
   # The data of the papers; model and training are ours.
   if arg.protocol == "xlstm":  # Grazzi et al. 2025.
     task.update(num_train=200_000, test_min_length=40, test_max_length=256)
@@ -75,6 +76,8 @@ def get_config(arg=None):
   return c.base(
     seed=arg.seed,
     task=task,
-    **diagnostics.model_fields(arg.model, num_layers=arg.layers),
+    **diagnostics.model_fields(
+      arg.model, width=arg.width, num_layers=arg.layers
+    ),
     **fields,
   )

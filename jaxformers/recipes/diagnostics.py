@@ -9,15 +9,16 @@ from jaxformers.recipes.traits import find_traits
 
 
 def model_fields(
-  name: str, *, num_layers: int, rotary: bool = False
+  name: str, *, width: int, num_layers: int, rotary: bool = False
 ) -> dict[str, Any]:
-  """Returns a model with d = 64, without positions and dropout.
+  """Returns a model of four heads, without positions and dropout.
 
   Without positions a model can read sequences of any length. Layers that
   reserve channels for positions have sinusoids, which exist for any length.
 
   Args:
     name: name of the model.
+    width: number of channels d; the MLP has 2 d.
     num_layers: number of layers.
     rotary: True for rotary positions in mixers with queries and keys; they
       exist for any length.
@@ -27,10 +28,10 @@ def model_fields(
   """
   fields = language.model_fields(
     name,
-    d_model=64,
+    d_model=width,
     num_layers=num_layers,
     num_heads=4,
-    mlp_dim=128,
+    mlp_dim=2 * width,
     positions="none",
   )
   for model in fields.values():
@@ -57,7 +58,7 @@ def training(total_steps: int, learning_rate: float = 3e-3) -> dict[str, Any]:
   return {
     **shared.tiny_schedule(learning_rate, total_steps),
     "optimizer": {"name": "adam", "weight_decay": 1e-2, "clip_norm": 1.0},
-    "batch_size": 64,
+    "batch_size": 32,
     # Many checkpoints score 100 %: take the surest.
     "select": "loss",
     "eval_batch_size": 100,
