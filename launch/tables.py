@@ -4,8 +4,9 @@ python launch/tables.py 2 --workdir runs/table_2 --archives PATH
 python launch/tables.py 2 --workdir runs/table_2 --archives PATH --dry_run \
     --device v5e:4x4
 
-Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13, levine_2, and
-diagnostics: state tracking and recall of every encoder. The list is below.
+Tables are 1, 2, 3 (TransJect's), lra, neutreno_1 to neutreno_13, levine_2;
+diagnostics, with state tracking and recall of every encoder; and mad, with the
+scores of MAD. The list is below.
 Every run has the protocol of the table. PATH is a folder with the archives
 under their authors' names, and with BERT's vocab.txt for table 1. Missing data
 are listed, and the other runs still run. At the end the command prints the
@@ -171,8 +172,9 @@ def _run(args: Any, overrides: list[str]) -> Sweep:
   if finished:
     print("\n" + results.markdown(results.summarise(finished)) + "\n")
     print(published.text(published.tables(finished)))
-    if matrix := diagnostics.matrix(finished):
-      print(matrix)
+    for table in (diagnostics.matrix, diagnostics.mad_scores):
+      if text := table(finished):
+        print(text)
   return sweep
 
 

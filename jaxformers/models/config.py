@@ -254,9 +254,9 @@ class ModelConfig(ModelFields):
       )
     if self.objective == "classification" and self.head:
       raise UserError(
-        f"head={dict(self.head)} is for language models and segmenters. Use "
-        f"the options of classifiers: pool, {', '.join(PLAIN_HEAD)}, "
-        "head_activation and interaction."
+        f"head={dict(self.head)} is for language models, token classifiers and "
+        f"segmenters. Use the options of classifiers: pool, "
+        f"{', '.join(PLAIN_HEAD)}, head_activation and interaction."
       )
     if self.max_len < 1 and not self.image:
       raise UserError(
@@ -503,6 +503,12 @@ class LanguageHead(TypedDict, total=False):
   dropout_rate: Fraction
 
 
+class TokenHead(TypedDict, total=False):
+  """Options of the head of a token classifier; see `TokenClassifier`."""
+
+  bottleneck: bool
+
+
 class SegmenterHead(TypedDict, total=False):
   """Options of the decoder of a segmenter; see `Segmenter`."""
 
@@ -514,6 +520,7 @@ class SegmenterHead(TypedDict, total=False):
 # Types of the options of heads, by objective.
 HEADS: Mapping[str, Any] = {
   "language_model": LanguageHead,
+  TOKENS: TokenHead,
   "segmentation": SegmenterHead,
 }
 

@@ -4,9 +4,42 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
+from jaxformers.models.embedding import sinusoids
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.model import CLASSES, Model
+
+
+class Bottleneck(nn.Module):
+  """Describes every token by its place and the state of the last token.
+
+  The sum of this state and a sinusoid of the place passes through two linear
+  maps with GELU, a LayerNorm before each, and one at the end.
+
+  Source: the auto-encoder of MAD (Poli et al. 2024,
+  https://arxiv.org/abs/2403.17844; `AutoEncoder` of mad-lab 0f49a45).
+  """
+
+  @nn.compact
+  def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns the description of the tokens, float32 [b, n, d].
+
+    Args:
+      x: states of the tokens, float32 [b, n, d].
+      mask: True at tokens, False at padding, bool [b, n].
+    """
+    n, d = x.shape[-2:]
+    last = jnp.where(mask, jnp.arange(n), 0).max(1)
+    state = jnp.take_along_axis(x, last[:, None, None], 1)
+    # Count places without padding.
+    y = state + jnp.asarray(sinusoids(n, d))[mask.cumsum(1) - 1]
+    for layer in range(2):
+      y = nn.LayerNorm(name=f"norm_{layer}")(y)
+      y = nn.gelu(
+        nn.Dense(d, kernel_init=kernel_init(0.02), name=f"{layer}")(y)
+      )
+    return nn.LayerNorm(name="norm")(y)
 
 
 @CLASSES.register("token_classification")
@@ -16,11 +49,15 @@ class TokenClassifier(Model):
   The model is an encoder and one linear map, `decoder`. Inputs are ids, 0 at
   padding, or real numbers. Logits at padding have no meaning. If
   `ModelConfig.causal` is True, the logits of a token depend only on this token
-  and on earlier ones.
+  and on earlier ones; but with the option `bottleneck` of `ModelConfig.head`
+  all logits are computed from the state of the last token, by `Bottleneck`.
   """
 
   @nn.compact
   def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
     x = self.encode_tokens(inputs, train=train)
+    if self.config.head.get("bottleneck", False):
+      mask = self.mask(inputs)[:, self.config.cls :]
+      x = Bottleneck(name="head")(x, mask)
     init, width = kernel_init(0.02), self.config.num_classes
     return nn.Dense(width, kernel_init=init, name="decoder")(x)

@@ -1,4 +1,4 @@
-"""Small encoders and short trainings for diagnostic tasks."""
+"""Models, settings and trainings of diagnostic tasks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,31 @@ from typing import Any
 
 from jaxformers.recipes import language, shared
 from jaxformers.recipes.traits import find_traits
+
+MAD_BATCH = 128
+
+
+def mad_training(
+  epochs: int, num_train: int, learning_rate: float, weight_decay: float
+) -> dict[str, Any]:
+  """Returns MAD's training: AdamW and a cosine to 0, as fields for `base`."""
+  steps = max(epochs * num_train // MAD_BATCH, 1)
+  every = max(steps // 20, 1)
+  return {
+    "optimizer": {"name": "adam", "weight_decay": weight_decay},
+    "schedule": {
+      "name": "cosine",
+      "learning_rate": learning_rate,
+      "warmup_steps": 0,
+    },
+    "total_steps": steps,
+    "batch_size": min(MAD_BATCH, num_train),
+    "eval_batch_size": MAD_BATCH,
+    "log_steps": 50,
+    "eval_steps": every,
+    "checkpoint_steps": every,
+    "select": "accuracy",
+  }
 
 
 def model_fields(

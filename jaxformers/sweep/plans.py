@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.sweep.grid import Axis, Cell, Pairs, expand
+from jaxformers.tasks import mad
 
 VOCABULARIES = ("vocab.txt", "bert-base-uncased-vocab.txt")
 LRA_RELEASE = ("lra_release.gz", "lra_release")
@@ -81,6 +82,9 @@ DATA = {
   ),
   "recall": Data(
     _tokens(257, 64, 256, objective="token_classification"), 500, (), True
+  ),
+  "mad": Data(
+    _tokens(17, 128, 16, objective="token_classification"), 1_280, (), True
   ),
   "cifar10": Data(_image(32, 10), 5_000, CIFAR10),
   "wikitext103": Data(
@@ -346,6 +350,23 @@ PLANS["diagnostics"] = Plan(
     ((("model", "transformer"),), (("model.coupled", "true"),)),
   ),
   has_sizes=False,
+)
+PLANS["mad"] = Plan(
+  "MAD: six problems, each in several settings, of every encoder",
+  tuple(
+    f"configs/diagnostics/mad.py:problem={problem}"
+    + "".join(f",{name}={value}" for name, value in setting.items())
+    for problem in mad.VARIED
+    for setting in mad.settings(problem)
+  ),
+  (
+    ("model", ENCODERS),
+    ("lr", ("1e-4", "5e-4", "1e-3")),
+    ("weight_decay", ("0.0", "0.1")),
+  ),
+  has_sizes=False,
+  note="An encoder has 396 runs of thousands of steps: choose some encoders by "
+  "--models, and see --dry_run. The source has one seed: --seeds 0.",
 )
 # Short names of TransJect's tables.
 SHORT = {"1": "transject_1", "2": "transject_2"}

@@ -249,6 +249,7 @@ class Recipe:
     longest: number of tokens of a sequence of the greatest length.
     causal: True if a token may see only itself and earlier tokens.
     trivial: trivial rules by name.
+    draw_train: the same function for training sequences; None for `draw`.
   """
 
   name: str
@@ -263,6 +264,7 @@ class Recipe:
   longest: int
   causal: bool
   trivial: Mapping[str, Callable[[Task], float]]
+  draw_train: Callable[[np.random.Generator, int, int, int], Rows] | None = None
 
 
 def generate(
@@ -359,9 +361,10 @@ def _draws(
   def rows(count: int, number: int, lengths: tuple[int, int]) -> Rows:
     rng = np.random.default_rng([seed, number])
     is_train = number == 0
+    make = (is_train and recipe.draw_train) or recipe.draw
 
     def draw(chunk: int) -> Rows:
-      drawn = recipe.draw(rng, chunk, *lengths)
+      drawn = make(rng, chunk, *lengths)
       # Only lengths of training have a part that is kept for the other splits.
       if not has_lengths or lengths[0] > most:
         return drawn

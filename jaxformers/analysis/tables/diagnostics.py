@@ -1,4 +1,4 @@
-"""The matrix of diagnostics: what each encoder has learned, and could learn."""
+"""Tables of diagnostics: encoders by problems, and the scores of MAD."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxformers.analysis.tables import results
 from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import MODELS
+from jaxformers.tasks import mad
 
 # Metric of a task in the matrix.
 METRICS = {"state_tracking": "sequence_accuracy", "recall": "accuracy"}
@@ -130,6 +131,8 @@ def cell(runs: Sequence[Result]) -> str:
   return "; ".join([*shown, expected(runs[0]["config"])[0]])
 
 
+# Options of a setting of MAD.
+_MAD = ("vocab_size", "length", "num_train", "noise", "num_copied")
 Cells = dict[str, list[Result]]  # Runs of the seeds, by column.
 
 
@@ -189,3 +192,52 @@ def matrix(finished: Sequence[Result]) -> str:
   )
   table = markdown_table(("encoder", *columns), lines)
   return "\n\n".join([description, table, "\n".join(notes)])
+
+
+def mad_scores(finished: Sequence[Result]) -> str:
+  """Returns MAD's scores as a Markdown table; "" without runs of MAD.
+
+  For each setting of a problem the best accuracy counts, over all trainings of
+  the encoder; a training with several seeds has their mean. The score of a
+  problem is the mean over its settings, and MAD's score the mean over the six
+  problems.
+
+  Source: Poli et al. 2024, https://arxiv.org/abs/2403.17844, section 3.
+
+  Args:
+    finished: contents of `results.json`; runs of other tasks are ignored.
+  """
+  # Best accuracy by encoder, problem and setting.
+  best: dict[str, dict[str, dict[tuple[Any, ...], float]]] = {}
+  for seeds in results.by_seed(r for r in finished if r["task"] == "mad"):
+    runs = list(seeds.values())
+    config = runs[0]["config"]
+    task = config["task"]
+    problems = best.setdefault(row_name(config), {})
+    settings = problems.setdefault(task["problem"], {})
+    key = tuple(task[name] for name in _MAD)
+    score = 100 * statistics.mean(run["accuracy"] for run in runs)
+    settings[key] = max(score, settings.get(key, 0.0))
+  if not best:
+    return ""
+  lines = []
+  for name, problems in best.items():
+    line, scores = [name], []
+    for problem in mad.VARIED:
+      found = problems.get(problem, {})
+      wanted = len(mad.settings(problem))
+      if found:
+        scores.append(statistics.mean(found.values()))
+        partly = f" ({len(found)} of {wanted})" if len(found) < wanted else ""
+        line.append(f"{scores[-1]:.1f}{partly}")
+      else:
+        line.append("")
+    has_all = len(scores) == len(mad.VARIED)
+    line.append(f"{statistics.mean(scores):.1f}" if has_all else "")
+    lines.append(line)
+  description = (
+    "MAD: accuracy in percent, the mean over the settings of a problem of the "
+    "best training. Brackets count settings if some have no run."
+  )
+  header = ("encoder", *mad.VARIED, "mean")
+  return f"{description}\n\n{markdown_table(header, lines)}"

@@ -6,6 +6,7 @@ from jaxformers.analysis.tables import diagnostics
 from jaxformers.models import MODELS
 from jaxformers.sweep import plans
 from jaxformers.sweep.runs import Sweep
+from jaxformers.tasks import mad
 from tests import results as made
 
 
@@ -108,3 +109,42 @@ def test_the_plan_has_every_encoder_with_every_problem(tmp_path):
     names.add(diagnostics.row_name(config))
     assert diagnostics.expected(config)[0] in ("can", "cannot", "unknown")
   assert len(names) > 20
+
+
+def mad_run(model, problem, accuracy, rate=1e-3, seed=0, **setting):
+  task = {"name": "mad", "problem": problem, "causal": True}
+  task |= dict.fromkeys(diagnostics._MAD, 0) | setting
+  config = {
+    "seed": seed,
+    "task": task,
+    "model": {"name": model},
+    "schedule": {"name": "cosine", "learning_rate": rate},
+  }
+  return made.make(
+    config, task="mad", model=model, seed=seed, accuracy=accuracy
+  )
+
+
+def test_mad_takes_the_best_training_of_each_setting():
+  finished = [
+    mad_run("s5", "memorization", 0.5),
+    mad_run("s5", "memorization", 0.75, rate=1e-4),
+    mad_run("s5", "memorization", 0.25, vocab_size=512),
+    # Two seeds of one training count by their mean.
+    mad_run("mamba", "compression", 0.25),
+    mad_run("mamba", "compression", 0.75, seed=1),
+  ]
+  lines = diagnostics.mad_scores(finished).splitlines()
+  assert "| s5 |  |  |  |  |  | 50.0 (2 of 6) |  |" in lines
+  assert "| mamba |  |  |  |  | 50.0 (1 of 11) |  |  |" in lines
+  assert diagnostics.mad_scores([]) == ""
+
+
+def test_mad_has_the_mean_of_six_complete_problems():
+  finished = [
+    mad_run("s5", problem, 0.1 * (1 + k), **setting)
+    for k, problem in enumerate(mad.VARIED)
+    for setting in mad.settings(problem)
+  ]
+  (line,) = diagnostics.mad_scores(finished).splitlines()[-1:]
+  assert line == "| s5 | 10.0 | 20.0 | 30.0 | 40.0 | 50.0 | 60.0 | 35.0 |"
