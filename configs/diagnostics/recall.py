@@ -11,12 +11,15 @@ before a value.
 jaxformers train diagnostics/recall:model=transformer --workdir runs/recall
 
 The default has 64 tokens, 4 pairs and a vocabulary of 256. protocol=zoology has
-the sizes of figure 2, a vocabulary of 8,192 and 100,000 examples, which are too
-much for two cores.
+the sizes of figure 2 of Arora et al., a vocabulary of 8,192 and 100,000
+examples; protocol=based is mqar as Arora et al. 2024 train it, on 64 to 256
+tokens with 4 to 64 pairs, and tests 64 to 1,024 tokens with up to 256 pairs.
+Both are too much for two cores.
 
 Arguments: problem=mqar|associative_recall|induction_heads; model=NAME, in its
 causal form if it has one; layers=2; width=64, the number of channels; pairs=4,
-for mqar; protocol=jaxformers|zoology; seed=0.
+for mqar; protocol=jaxformers|zoology|based;
+seed=0.
 """
 
 from jaxformers import config as c
@@ -55,6 +58,11 @@ def get_config(arg=None):
     task.update(num_train=100_000, num_test=3_000, vocab_size=8_192)
     fields = diagnostics.training(total_steps=12_500, learning_rate=1e-3)
     fields |= {"batch_size": 512}
+  if arg.protocol == "based":  # Lengths, pairs and counts; the rest is ours.
+    task.update(num_train=180_000, num_test=1_000, vocab_size=8_192)
+    task.update(length=256, num_pairs=0, test_lengths=(64, 128, 256, 512, 1024))
+    fields = diagnostics.training(total_steps=22_500, learning_rate=1e-3)
+    fields |= {"batch_size": 256}
   return c.base(
     seed=arg.seed,
     task=task,

@@ -18,7 +18,7 @@ tests.
 Arguments: problem=Z2, Z3, S3, S4, A5, S5, S5_swaps, ..., or parity, even_pairs,
 cycle_navigation, modular_arithmetic, modular_arithmetic_brackets; model=NAME,
 in its causal form if it has one; layers=2; width=32, the number of channels;
-protocol=jaxformers|deltaproduct|xlstm; seed=0.
+protocol=jaxformers|deltaproduct|xlstm|illusion; seed=0.
 """
 
 from jaxformers import config as c
@@ -73,6 +73,11 @@ def get_config(arg=None):
     task.update(test_lengths=(128, 256, 512))
     fields = diagnostics.training(total_steps=4_900, learning_rate=1e-3)
     fields |= {"batch_size": 2_048}
+  if arg.protocol == "illusion":  # Merrill et al. 2024: Z60, A4xZ5 and A5.
+    task.update(num_train=800_000, num_test=20_000, min_length=6, length=20)
+    task.update(test_lengths=(10, 15, 20))
+    fields = diagnostics.training(total_steps=50_000, learning_rate=1e-4)
+    fields |= {"batch_size": 512}
   return c.base(
     seed=arg.seed,
     task=task,

@@ -15,7 +15,15 @@ from jaxformers.tasks.task import TASKS, Task
 from jaxformers.tasks.token_labels import Rows
 
 # Protocols, and whether random tokens stand where mqar has no key.
-PROTOCOLS = {"jaxformers": True, "zoology": False}
+PROTOCOLS = {"jaxformers": True, "zoology": False, "based": True}
+# Training of the protocol "based": tokens, pairs and share of the sequences.
+MIXED = (
+  (64, 4, 100 / 180),
+  (128, 8, 20 / 180),
+  (256, 16, 20 / 180),
+  (256, 32, 20 / 180),
+  (256, 64, 20 / 180),
+)
 # Problems, and whether a mark is added to the tokens.
 PROBLEMS = {
   "mqar": False,
@@ -47,18 +55,21 @@ def load_recall(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "jaxformers"; or "zoology" (Arora, Eyuboglu et al. 2023, figure
-      2), where token 0 fills the places of mqar without a key, instead of
-      random tokens.
+    protocol: "jaxformers"; "zoology" (Arora, Eyuboglu et al. 2023, figure 2),
+      where token 0 fills the places of mqar without a key, instead of random
+      tokens; or "based" (Arora, Eyuboglu et al. 2024), mqar that is trained on
+      the lengths and numbers of pairs of `MIXED`, and tested with n / 4 pairs
+      in n tokens.
     problem: "mqar", "associative_recall" or "induction_heads"; see the
       functions of `data.generators.recall`.
     seed: seed of the data, not of the run.
     num_train: number of training examples.
     num_validation: number of validation examples, which choose the checkpoint.
     num_test: number of examples of each test split.
-    length: number of tokens.
+    length: number of tokens; 256 for "based".
     vocab_size: number of different tokens, without the mark.
-    num_pairs: number of pairs; for mqar only, which needs one or more.
+    num_pairs: number of pairs; for mqar, which needs one or more, but 0 for
+      "based".
     test_lengths: lengths of further test splits of one length each.
     causal: True if a token may see only itself and earlier tokens; False for
       models without a causal form, whose scores have another protocol.
@@ -68,21 +79,35 @@ def load_recall(
   """
   fill = PROTOCOLS[choose("protocol", protocol, PROTOCOLS)]
   has_mark = PROBLEMS[choose("problem", problem, PROBLEMS)]
-  is_mqar = problem == "mqar"
-  if is_mqar != (num_pairs > 0) or (not is_mqar and not fill):
+  is_mqar, is_mixed = problem == "mqar", protocol == "based"
+  has_pairs = is_mqar and not is_mixed
+  if has_pairs != (num_pairs > 0) or not (is_mqar or protocol == "jaxformers"):
     raise UserError(
       f"problem={problem!r}, num_pairs={num_pairs}, protocol={protocol!r}: "
-      "mqar needs at least one pair; the other problems need num_pairs=0 and "
+      "mqar needs at least one pair; the other problems, and the protocol "
+      "based of mqar, need num_pairs=0; and the other problems need "
       "protocol=jaxformers."
+    )
+  if is_mixed and length != 256:
+    raise UserError(
+      f"length={length}: the protocol 'based' trains on 64 to 256 tokens: set "
+      "length=256."
     )
   if vocab_size < 4:
     raise UserError(f"vocab_size={vocab_size}: give at least 4.")
 
   def draw(rng: np.random.Generator, count: int, n: int, _: int) -> Rows:
-    sizes = {"num_pairs": num_pairs, "fill": fill} if is_mqar else {}
+    pairs = num_pairs or n // 4
+    sizes = {"num_pairs": pairs, "fill": fill} if is_mqar else {}
     make: Callable[..., recall.Drawn] = getattr(recall, problem)
     tokens, classes = make(rng, count, n, vocab_size, **sizes)
     return zip(tokens, classes, strict=True)
+
+  def draw_mixed(rng: np.random.Generator, count: int, *_: int) -> Rows:
+    counts = rng.multinomial(count, [share for *_, share in MIXED])
+    for (n, pairs, _), part in zip(MIXED, counts, strict=True):
+      drawn = recall.mqar(rng, part, n, vocab_size, pairs)
+      yield from zip(*drawn, strict=True)
 
   # Refuse sizes that do not fit before anything is written.
   for n in (length, *test_lengths):
@@ -90,7 +115,8 @@ def load_recall(
   tokens = tuple(map(str, range(vocab_size)))
   rules = dict(token_labels.RULES_OF_IDS)
   if is_mqar:
-    rules["random value of a pair"] = lambda task: 1 / num_pairs
+    pairs = num_pairs or length // 4
+    rules["random value of a pair"] = lambda task: 1 / pairs
   recipe = token_labels.Recipe(
     name="recall",
     protocol=protocol,
@@ -98,7 +124,8 @@ def load_recall(
     tokens=(*tokens, *([MARK] if has_mark else [])),
     classes=tokens,
     draw=draw,
-    lengths=(length, length),
+    draw_train=draw_mixed if is_mixed else None,
+    lengths=(MIXED[0][0] if is_mixed else length, length),
     held_out_lengths=(length, length),
     settings={"vocab_size": vocab_size, "num_pairs": num_pairs},
     longest=length,

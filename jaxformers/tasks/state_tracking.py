@@ -15,7 +15,12 @@ from jaxformers.tasks.task import TASKS, Task
 from jaxformers.tasks.token_labels import Rows
 
 # Protocols, and whether a token <bos> without a class opens every sequence.
-PROTOCOLS = {"jaxformers": False, "deltaproduct": True, "xlstm": False}
+PROTOCOLS = {
+  "jaxformers": False,
+  "deltaproduct": True,
+  "xlstm": False,
+  "illusion": False,
+}
 START = "<bos>"
 
 
@@ -51,7 +56,8 @@ def load_state_tracking(
     data_dir: folder of prepared data; see `data_folder`.
     protocol: "jaxformers"; "deltaproduct" (Siems et al. 2025), where <bos>
       opens every sequence; or "xlstm" (Beck et al. 2024; Grazzi et al. 2025),
-      only for the problems of automata.
+      only for the problems of automata; or "illusion" (Merrill et al. 2024),
+      only for groups, with short sequences.
     problem: group, such as Z2, Z3, S3, S4, A5, S5, A4xZ5, S5_swaps, S4_moves3;
       or automaton: parity, even_pairs, cycle_navigation, modular_arithmetic,
       modular_arithmetic_brackets. See `words.problem`.
@@ -86,6 +92,11 @@ def load_state_tracking(
     raise UserError(
       f"protocol='xlstm' is for {', '.join(words.AUTOMATA)}, and {problem!r} "
       "is a group: choose another protocol."
+    )
+  if protocol == "illusion" and is_automaton:
+    raise UserError(
+      f"protocol='illusion' is for groups, and {problem!r} is an automaton: "
+      "choose another protocol."
     )
   chosen = words.repeated(chosen, tokens_per_element)
   trained = (min_length, length)

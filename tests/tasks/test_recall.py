@@ -5,12 +5,13 @@ import pytest
 
 from jaxformers import tasks
 from jaxformers.foundations.errors import UserError
+from jaxformers.tasks import recall
 
 SIZES = dict(num_train=40, num_validation=10, num_test=10)
 
 
 def load(folder, **options):
-  return tasks.get("recall", data_dir=str(folder), **SIZES, **options)
+  return tasks.get("recall", data_dir=str(folder), **(SIZES | options))
 
 
 def test_mqar_task_asks_for_the_value_of_each_key(tmp_path):
@@ -61,11 +62,35 @@ def test_zoology_fills_with_token_0(tmp_path):
   assert (ids[:, 8:] == 1).sum(1).tolist() == [52] * 40
 
 
+@pytest.mark.slow
+def test_based_trains_on_several_sizes(tmp_path):
+  options = {"length": 256, "vocab_size": 256, "num_pairs": 0}
+  options |= {"num_train": 400, "test_lengths": (64, 128)}
+  task = load(tmp_path, protocol="based", **options)
+
+  def sizes(name):
+    split = task.splits[name]
+    pairs = split.batch(np.arange(len(split)), 256)["weights"].sum(1)
+    return list(zip(split.lengths().tolist(), pairs.tolist(), strict=True))
+
+  trained = sizes("train")
+  shares = {size: trained.count(size) / 400 for size in {*trained}}
+  assert shares == {
+    (n, pairs): pytest.approx(share, abs=0.1)
+    for n, pairs, share in recall.MIXED
+  }
+  assert set(sizes("test")) == {(256, 64)}
+  assert set(sizes("test_64")) == {(64, 16)}
+  assert set(sizes("test_128")) == {(128, 32)}
+
+
 @pytest.mark.parametrize(
   ("options", "message"),
   [
     ({"problem": "mqa"}, "problem"),
     ({"num_pairs": 0}, "needs at least one"),
+    ({"protocol": "based"}, "need num_pairs=0"),
+    ({"protocol": "based", "num_pairs": 0}, "set length=256"),
     ({"problem": "induction_heads"}, "num_pairs=0"),
     ({"num_pairs": 20}, "4 num_pairs"),
     ({"vocab_size": 2}, "at least 4"),

@@ -110,6 +110,7 @@ def test_same_bytes_on_every_machine(tmp_path):
     ({"problem": "parity", "tokens_per_element": 2}, "is for groups"),
     ({"min_length": 20}, "exchange min_length and length"),
     ({"protocol": "wp"}, "protocol"),
+    ({"protocol": "illusion", "problem": "parity"}, "is for groups"),
   ],
 )
 def test_wrong_options_are_refused(tmp_path, options, message):
