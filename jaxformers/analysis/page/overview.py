@@ -76,6 +76,41 @@ def by_length(groups: Sequence[SeedGroup]) -> Figure | None:
   return plots.curves(texts, rows, "tokens", panels)
 
 
+def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns the figure of test scores over bytes of the state, or None.
+
+  Recipes of one encoder on the same data and problem are one line.
+
+  Source: Arora, Eyuboglu et al. 2024, https://arxiv.org/abs/2402.18668, figure
+  2, where the state of a model limits how much it recalls.
+  """
+  rows = [
+    (
+      f"{run.results['model']}, {run.config['task'].get('problem', '')}",
+      run.seed,
+      metric,
+      run.results["state_bytes"],
+      100 * run.results[metric],
+    )
+    for group in groups
+    for run in group.runs
+    if "state_bytes" in run.results
+    for metric in tables.BY_LENGTH
+    if metric in run.results
+  ]
+  rows.sort(key=lambda row: row[3])
+  if len({row[3] for row in rows}) < 2:
+    return None
+  caption = (
+    "Scores on test over the bytes of the state of one sequence of training's "
+    "length: keys and values of attention, or the state of a recurrence. Mean "
+    f"and deviation over seeds ({runs.describe_seeds(groups)})."
+  )
+  panels = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
+  texts = Texts("by_state", "Score over bytes of the state", caption)
+  return plots.curves(texts, rows, "bytes of the state", panels, log=True)
+
+
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of test scores against the sizes of the model.
 

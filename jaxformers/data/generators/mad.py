@@ -4,7 +4,7 @@ Tokens are numbered from 0 here; ids of a model are one greater. A class is a
 token, and `NO_CLASS` where there is none.
 
 Source: Poli et al. 2024, https://arxiv.org/abs/2403.17844, and the code of MAD
-(mad-lab 0f49a45, `mad.data.instances`), from which the sizes and the special
+(mad-lab 0f49a45), from which the sizes and the special
 tokens come. The random numbers are others.
 """
 

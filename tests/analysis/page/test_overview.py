@@ -47,6 +47,32 @@ def test_sizes_figure_draws_scores_against_varied_sizes():
   assert overview.depth_against_width(group_by_recipe(runs)) is None
 
 
+def test_scores_over_the_state_have_a_line_for_each_encoder():
+  def one(model, width, state, accuracy):
+    config = {
+      "seed": 0,
+      "task": {"name": "recall", "problem": "mqar"},
+      "model": {"name": model, "num_layers": 2, "d_model": width},
+    }
+    results = {"model": model, "accuracy": accuracy, "config": config}
+    results |= {"sequence_accuracy": 0.0, "state_bytes": state}
+    return RunRecord(Path("run"), config, results)
+
+  made = [
+    one("mamba", 32, 2_048, 0.75),
+    one("mamba", 16, 1_024, 0.5),
+    one("s5", 16, 512, 0.25),
+  ]
+  figure = overview.by_state(group_by_recipe(made))
+  rows = [(row[0], *row[3:]) for row in figure.rows if row[2] == "accuracy"]
+  assert rows == [
+    ("s5, mqar", 512, 25.0),
+    ("mamba, mqar", 1_024, 50.0),
+    ("mamba, mqar", 2_048, 75.0),
+  ]
+  assert overview.by_state(group_by_recipe(made[:1])) is None
+
+
 @pytest.mark.slow
 def test_speeds_are_medians_of_logged_steps(tmp_path):
   runs = []
