@@ -105,7 +105,7 @@ def test_train_resumes_with_the_same_examples_only(texts_model):
       "lra/image:size=tiny,model=s5,protocol=s4",
       lambda rng: rng.normal(size=(40, 16)),
       {},
-      marks=pytest.mark.slow,
+      marks=pytest.mark.long,
     ),
     pytest.param(
       "vision/cifar10:size=tiny,model=neutreno",
@@ -302,6 +302,7 @@ def test_unknown_keyword_suggests_the_nearest_one(call, message):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_train_language_model_on_texts_in_memory(tmp_path):
   texts = [f"the film number {k} is good\n" for k in range(40)]
   options = TINY | {"model.mixer_defaults.num_heads": 1, "task.stride": 4}
@@ -351,6 +352,7 @@ def leaks(v, *, mask):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pytest_imports_option_checks_a_user_mixer(tmp_path):
   (tmp_path / "of_a_user.py").write_text(OUTSIDE)
 

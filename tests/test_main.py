@@ -139,6 +139,7 @@ def test_eval_only_gives_the_same_table_under_another_hash_seed(
   assert rows(again.stdout) == rows(done.stdout)
 
 
+@pytest.mark.long
 def test_main_killed_at_random_resumes_to_bitwise_equal_results(
   finished, command, tmp_path
 ):
@@ -332,6 +333,7 @@ def small_disk(tmp_path):
   subprocess.run(["umount", str(folder)], check=False)
 
 
+@pytest.mark.long
 def test_main_resumes_after_a_full_disk(finished, command, small_disk):
   folder, enlarge = small_disk
   again = command(folder / "run")

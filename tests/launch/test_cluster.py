@@ -135,6 +135,7 @@ def test_two_processes_sharing_sequences_train_as_one(alone, data, tmp_path):
   assert worst(alone, tmp_path) < 1e-5
 
 
+@pytest.mark.long
 def test_two_processes_under_pmap_sum_over_all_devices(alone, data, tmp_path):
   """By pmap, each of two processes maps two devices, and sums over all four."""
   mode = "--config.parallel=pmap"

@@ -99,6 +99,7 @@ def test_segmenter_decoder_fidelity_uses_its_own_first_values():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_segmenter_decoder_dropout_acts_in_training_only():
   """In training; by default it drops what the encoder's mixer does."""
   variables = {"params": init(build("transformer"))}

@@ -258,6 +258,7 @@ def test_resize_patches_embeds_enlarged_images_alike():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_transplant_of_a_classifier_into_a_segmenter_of_larger_images():
   image = {"vocab_size": 0, "pool": "cls", "positions": "learned"}
   _, source = built(image=(8, 8, 3), patch_size=4, **image)

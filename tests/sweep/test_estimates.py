@@ -86,6 +86,7 @@ def test_compiled_hours_follow_from_the_steps(tmp_path, monkeypatch):
   assert hours == pytest.approx((50_000 * 10 + calls * 5) / 3_600_000)
 
 
+@pytest.mark.long
 def test_compiled_hours_compiles_the_steps(tmp_path, monkeypatch):
   # Compile for a device of this machine, which takes less time.
   devices = jax.devices()[:1]

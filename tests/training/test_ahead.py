@@ -43,12 +43,10 @@ WITH_KERNEL = (
 )
 # One model of each kind, or two; --long has all others.
 KINDS = (
-  "allpass",  # Injective encoders.
-  "isometric",
+  "isometric",  # Injective encoders.
   "transject",
   "linformer",  # Efficient attention.
   "mamba",  # Recurrences, with factors that depend on tokens and without.
-  "s4d",
   "s5",
   "mega",  # Convolution and attention.
   "transformer",

@@ -190,6 +190,7 @@ for k in range(1_000):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_writing_killed_at_any_moment_leaves_a_whole_folder(tmp_path):
   folder = tmp_path / "model"
   rng = np.random.default_rng(0)

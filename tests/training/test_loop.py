@@ -260,6 +260,7 @@ def test_run_under_pmap_agrees_with_jit(smoke, tmp_path, undisturbed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_run_resumes_on_another_mesh(smoke, tmp_path, monkeypatch, undisturbed):
   """Begun with the experts spread, ended with the parameters spread."""
   with monkeypatch.context() as patch:

@@ -111,6 +111,7 @@ def test_train_step_under_jit_and_pmap_agrees_on_four_devices(name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_train_step_of_token_labels_does_not_depend_on_devices_and_parts():
   """Rows have different numbers of labels, and one row has none."""
   options = {"objective": "token_classification", "causal": True}

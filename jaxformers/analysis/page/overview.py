@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
-from jaxformers.analysis.tables import depth, runs
+from jaxformers.analysis.tables import depth, diagnostics, runs
 from jaxformers.analysis.tables import results as tables
 from jaxformers.analysis.tables.runs import RunRecord, SeedGroup
 from jaxformers.foundations.tables import markdown_table
@@ -76,10 +76,32 @@ def by_length(groups: Sequence[SeedGroup]) -> Figure | None:
   return plots.curves(texts, rows, "tokens", panels)
 
 
-def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
-  """Returns the figure of test scores over bytes of the state, or None.
+def matrix(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns the figure of encoders by diagnostic problems; None without runs.
 
-  Recipes of one encoder on the same data and problem are one line.
+  See `diagnostics.matrix` for the scores.
+  """
+  ended = [run.results for g in groups for run in g.runs if run.results]
+  rows = [
+    (name, f"{runs_of[0]['config']['task']['problem']}, {length}", score)
+    for name, cells in diagnostics.rows_of(ended)
+    for runs_of in cells.values()
+    for length, score in diagnostics.scores(runs_of)
+  ]
+  if len({row[0] for row in rows}) < 2:
+    return None
+  caption = (
+    "Median over seeds of the share of right sequences (state tracking) or "
+    "tokens (recall), on tests of the length of training and of four times it."
+  )
+  texts = Texts("matrix", "What each encoder has learned", caption)
+  return plots.scores(texts, rows)
+
+
+def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns the figure of recall over bytes of the state; None without it.
+
+  Recipes of one encoder on the same problem are one line.
 
   Source: Arora, Eyuboglu et al. 2024, https://arxiv.org/abs/2402.18668, figure
   2, where the state of a model limits how much it recalls.
@@ -94,7 +116,7 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
     )
     for group in groups
     for run in group.runs
-    if "state_bytes" in run.results
+    if "state_bytes" in run.results and run.results["task"] == "recall"
     for metric in tables.BY_LENGTH
     if metric in run.results
   ]
@@ -107,7 +129,7 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
     f"and deviation over seeds ({runs.describe_seeds(groups)})."
   )
   panels = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
-  texts = Texts("by_state", "Score over bytes of the state", caption)
+  texts = Texts("by_state", "Recall over bytes of the state", caption)
   return plots.curves(texts, rows, "bytes of the state", panels, log=True)
 
 

@@ -50,6 +50,7 @@ def build_page(
     page.add("Training", overview.training(groups))
     page.add("Training", overview.by_length(groups))
     page.add("Training", overview.by_state(groups))
+    page.add("Training", overview.matrix(groups))
     page.add("Training", overview.sizes(groups))
   # Leave out this figure if the runs cannot be compared.
   try:

@@ -358,6 +358,37 @@ def maps(texts: Texts, rows: Sequence[Row]) -> Figure:
   return Figure(*texts, columns, rows, paint, size)
 
 
+def scores(texts: Texts, rows: Sequence[Row]) -> Figure:
+  """Returns the figure of percentages as a matrix of colours and numbers.
+
+  Args:
+    texts: texts of the figure.
+    rows: (row, column, percentage); pairs without one stay empty.
+  """
+  names = list(dict.fromkeys(row[0] for row in rows))
+  titles = list(dict.fromkeys(row[1] for row in rows))
+
+  def paint(fig: Any, rows: Sequence[Row]) -> None:
+    axes = fig.subplots()
+    axes.grid(visible=False)
+    image = np.full((len(names), len(titles)), np.nan)
+    for name, title, value in rows:
+      image[names.index(name), titles.index(title)] = value
+    shown = axes.imshow(image, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+    fig.colorbar(shown, ax=axes, shrink=0.5, label="%")
+    for (row, column), value in np.ndenumerate(image):
+      if np.isfinite(value):
+        color = "black" if value > 50 else "white"
+        place = {"ha": "center", "va": "center", "fontsize": 6}
+        axes.text(column, row, f"{value:.0f}", color=color, **place)
+    axes.set_xticks(range(len(titles)), titles, rotation=90, fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.tick_params(length=0)
+
+  size = (0.45 * len(titles) + 3.2, 0.2 * len(names) + 1.4)
+  return Figure(*texts, ("row", "column", "percentage"), rows, paint, size)
+
+
 def _name_ticks(axes: Any, rows: Sequence[Row]) -> None:
   """Names the tokens along both axes of a map, or every k-th token.
 

@@ -106,9 +106,10 @@ def column_name(run: Result) -> str:
 
 
 def _share(values: Iterable[float]) -> str:
-  """Returns the median and the best of shares, in percent."""
+  """Returns the median of shares in percent, and the best of several."""
   listed = sorted(100 * value for value in values)
-  return f"{statistics.median(listed):.0f} ({listed[-1]:.0f})"
+  best = f" ({listed[-1]:.0f})" if len(listed) > 1 else ""
+  return f"{statistics.median(listed):.0f}{best}"
 
 
 def _lengths(run: Result) -> tuple[int, int]:
@@ -136,8 +137,14 @@ _MAD = ("vocab_size", "length", "num_train", "noise", "num_copied")
 Cells = dict[str, list[Result]]  # Runs of the seeds, by column.
 
 
-def _group(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
-  """Returns the rows of the matrix: the name of an encoder, and its runs."""
+def rows_of(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
+  """Returns the rows of the matrix: the name of an encoder, and its runs.
+
+  Recipes of one encoder that differ in other fields have a row each.
+
+  Args:
+    finished: contents of `results.json`; runs of other tasks are ignored.
+  """
   rows: list[tuple[str, Cells]] = []
   for seeds in results.by_seed(finished):
     runs = list(seeds.values())
@@ -154,15 +161,41 @@ def _group(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
   return rows
 
 
+def scores(runs: Sequence[Result]) -> list[tuple[int, float]]:
+  """Returns the two lengths of a cell, and the median score in percent."""
+  metric = METRICS[runs[0]["task"]]
+  return [
+    (
+      n,
+      statistics.median(100 * run["by_length"][str(n)][metric] for run in runs),
+    )
+    for n in _lengths(runs[0])
+  ]
+
+
+def _reasons(rows: Sequence[tuple[str, Cells]]) -> list[str]:
+  """Returns a line for each reason, with its encoders and problems."""
+  found: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
+  for name, cells in rows:
+    for runs in cells.values():
+      config = runs[0]["config"]
+      says, key = expected(config)
+      if key:
+        names, problems = found.setdefault((says, key), ({}, {}))
+        names[name] = problems[config["task"]["problem"]] = None
+  return [
+    f"- {says}: {REASONS[key]}: {', '.join(names)} on {', '.join(problems)}."
+    for (says, key), (names, problems) in found.items()
+  ]
+
+
 def matrix(finished: Sequence[Result]) -> str:
   """Returns the matrix of encoders and problems as Markdown, with reasons.
-
-  Recipes of one encoder that differ in other fields have a row each.
 
   Args:
     finished: contents of `results.json`; runs of other tasks are ignored.
   """
-  rows = _group(finished)
+  rows = rows_of(finished)
   if not rows:
     return ""
   columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
@@ -170,28 +203,18 @@ def matrix(finished: Sequence[Result]) -> str:
     [name, *(cell(cells[c]) if c in cells else "" for c in columns)]
     for name, cells in rows
   ]
-  # Name the reason of every cell that has one.
-  reasons = dict.fromkeys(
-    (name, column, *expected(runs[0]["config"]))
-    for name, cells in rows
-    for column, runs in cells.items()
-  )
-  notes = [
-    f"- {name}, {column}: {says}; {REASONS[key]}."
-    for name, column, says, key in reasons
-    if key
-  ]
   every = [run for _, cells in rows for runs in cells.values() for run in runs]
   seconds = [run["train_seconds"] for run in every]
   description = (
-    "Median (best) over seeds in percent, for the length of training and for "
-    "four times it, and what theory says for all lengths. State tracking "
-    "counts sequences that are right as a whole, and recall counts tokens. "
+    "Median over seeds in percent, with the best of several in brackets, for "
+    "the length of training and for four times it; and what theory says for "
+    "all lengths. State tracking counts sequences that are right as a whole, "
+    "and recall counts tokens. "
     f"{len(every)} runs of {min(seconds) / 60:.1f} to {max(seconds) / 60:.1f} "
     "minutes."
   )
   table = markdown_table(("encoder", *columns), lines)
-  return "\n\n".join([description, table, "\n".join(notes)])
+  return "\n\n".join([description, table, "\n".join(_reasons(rows))])
 
 
 def mad_scores(finished: Sequence[Result]) -> str:

@@ -75,6 +75,7 @@ def test_the_certified_gate_keeps_sequences_apart_and_the_papers_does_not():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_adversarial_searches_any_encoder():
   model, params = build("transformer", num_heads=2)
   extremes = adversarial(model, params, IDS, steps=20)

@@ -65,6 +65,7 @@ def test_price_figure_marks_runs_without_certificate():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_price_command_reads_runs(smoke, tmp_path, capsys):
   loop.run(smoke("isometric", **{"model.num_layers": 1}), tmp_path / "run")
   price_command.main([str(tmp_path / "run"), f"--out={tmp_path / 'price'}"])

@@ -55,6 +55,7 @@ def test_scores_over_the_state_have_a_line_for_each_encoder():
       "model": {"name": model, "num_layers": 2, "d_model": width},
     }
     results = {"model": model, "accuracy": accuracy, "config": config}
+    results |= {"task": "recall"}
     results |= {"sequence_accuracy": 0.0, "state_bytes": state}
     return RunRecord(Path("run"), config, results)
 

@@ -139,6 +139,7 @@ def test_report_notes_damaged_metrics_records(workdir, tmp_path):
   assert page.notes == [f"{path}: lines [1] are damaged."]
 
 
+@pytest.mark.long
 def test_report_page_loads_nothing_from_the_network(page, out):
   text = (out / "index.html").read_text()
   for figure in (

@@ -13,6 +13,7 @@ def test_count_parameters_are_a_tenth_of_the_printed_ones():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_measure_seconds_times_encoders_in_turns(monkeypatch):
   monkeypatch.setitem(speed.SIZES, "num_layers", 1)
   monkeypatch.setitem(speed.SIZES, "d_model", 16)

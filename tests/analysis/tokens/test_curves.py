@@ -207,6 +207,7 @@ def test_smoothness_figure_caption_defines_j():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_measure_curves_skip_samples_of_one_token():
   model, params, ids = build("transformer", mixer={"num_heads": 2})
   with jax.enable_x64(False):

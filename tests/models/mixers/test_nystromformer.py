@@ -119,6 +119,7 @@ def test_nystromformer_refuses_wrong_options(options, message):
     call(mask=jnp.ones((1, 4), bool), **options)
 
 
+@pytest.mark.long
 def test_nystromformer_of_six_steps_with_all_landmarks_is_not_softmax():
   """As the docstring says: the authors' code takes softmax attention there."""
   q, k, v = heads()

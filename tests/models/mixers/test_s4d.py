@@ -83,6 +83,7 @@ def test_s4d_starts_from_its_table(start):
 
 
 @pytest.mark.parametrize("causal", long_except([False], [True, False]))
+@pytest.mark.long
 def test_a_certified_convolution_expands_no_distance(causal):
   """The norm of the map of n tokens, for all n up to the longest."""
   d, longest = 4, 12
