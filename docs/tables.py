@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
   "README.md",
   "docs/devices.md",
+  "docs/diagnostics.md",
   "docs/performance.md",
   "docs/results.md",
 )

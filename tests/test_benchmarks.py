@@ -22,6 +22,7 @@ from benchmarks import (
   compare,
   data,
   depth,
+  diagnostics,
   encoders,
   fidelity,
   gpu,
@@ -37,6 +38,7 @@ from benchmarks import (
   timing,
   training,
 )
+from jaxformers.analysis.tables.runs import RunRecord
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
 from jaxformers.models.variables import make_variables
@@ -44,6 +46,7 @@ from jaxformers.orthogonal import MAPS
 from jaxformers.training.ahead import Report
 from jaxformers.training.programs import Collective
 from tests import draws, initial
+from tests import results as made
 from tests.marks import long_except
 
 pytestmark = pytest.mark.slow
@@ -256,6 +259,46 @@ def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
     "sends": "1 all-reduce, 5 all-gather",
     "s to compile": 10,
   }
+
+
+def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
+  monkeypatch, tmp_path
+):
+  def finished(model, problem, share, **mixer):
+    task = {"name": "state_tracking", "problem": problem, "causal": True}
+    model_fields = {"name": model, "mixer": mixer}
+    config = {"seed": 0, "task": task, "model": model_fields}
+    split = {"accuracy": 1.0, "sequence_accuracy": share}
+    results = made.make(
+      config,
+      task="state_tracking",
+      model=model,
+      by_length={"8": split, "32": split | {"sequence_accuracy": 0.0}},
+    )
+    results |= {"commit": "0123456789", "train_seconds": 90.0}
+    results |= {"hardware": {"processor": "CPU"}, "versions": {"jax": "1"}}
+    return RunRecord(Path("run"), config, results)
+
+  found = [
+    finished("s5", "Z2", 0.5),
+    finished("s5", "Z3", 0.25),
+    finished("mamba", "Z2", 1.0, signed=True),
+  ]
+  monkeypatch.setattr(diagnostics.runs, "discover", lambda _: (found, []))
+  out = tmp_path / "records.jsonl"
+  programs.append(out, [{"table": "other"}, {"table": "matrix"}])
+  diagnostics.main(["runs", f"--out={out}"])
+  other, s5, mamba, telling = programs.read(out)
+  assert other == {"table": "other"}
+  assert (s5["row"], s5["minutes"], s5["commit"]) == ("`s5`", 3.0, "0123456")
+  columns = ("Z2, 8; 32 tokens", "Z3, 8; 32 tokens")
+  assert s5["values"] == dict(
+    zip(columns, ["50; 0; cannot", "25; 0; cannot"], strict=True)
+  )
+  assert mamba["values"] == dict(
+    zip(columns, ["100; 0; can", None], strict=True)
+  )
+  assert telling == mamba | {"table": "telling"}
 
 
 def scaling_report(*collectives):

@@ -76,11 +76,11 @@ def get_config(arg=None):
     task={
       **task,
       "name": "mad",
+      "protocol": "mad",
       "problem": arg.problem,
       "num_validation": 1_280,
       "num_test": 1_280,
       "seed": 0,  # Seed of the data, not of the run.
-      "labels": "every_token",
       "causal": find_traits(arg.model).has_causal,
     },
     **fields,

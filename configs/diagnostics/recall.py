@@ -53,7 +53,7 @@ def get_config(arg=None):
     "test_lengths": (64, 128, 256),
     "causal": find_traits(arg.model).has_causal,
   }
-  fields = diagnostics.training(total_steps=1_000)
+  fields = diagnostics.training(total_steps=2_000)
   if arg.protocol == "zoology":  # The data of figure 2; the rest is ours.
     task.update(num_train=100_000, num_test=3_000, vocab_size=8_192)
     fields = diagnostics.training(total_steps=12_500, learning_rate=1e-3)

@@ -52,8 +52,8 @@ VARIED: dict[str, dict[str, tuple[float, ...]]] = {
   "compression": {**_RECALL, "length": (64, 128, 256)},
   "memorization": {"vocab_size": (512, 1_024, 2_048, 4_096, 8_192)},
 }
-# Classes of training in problems of recall.
-LABELS = ("every_token", "values")
+# Protocols, and whether problems of recall train on every next token.
+PROTOCOLS = {"mad": True, "jaxformers": False}
 
 
 def settings(problem: str) -> list[dict[str, float]]:
@@ -66,6 +66,7 @@ def settings(problem: str) -> list[dict[str, float]]:
 def load_mad(
   *,
   data_dir: str = "",
+  protocol: str = "mad",
   problem: str = "in_context_recall",
   seed: Count = 0,
   num_train: PositiveCount = 12_800,
@@ -76,7 +77,6 @@ def load_mad(
   noise_tokens: Count = 0,
   noise: Annotated[float, Interval("[0, 1)")] = 0.0,
   num_copied: Count = 0,
-  labels: str = "every_token",
   test_lengths: Sequence[PositiveCount] = (),
   causal: bool = True,
 ) -> Task:
@@ -90,6 +90,9 @@ def load_mad(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
+    protocol: "mad", where the class of each token in training is the next one
+      in problems of recall, as in the source; or "jaxformers", where these
+      problems train on the classes of the tests.
     problem: name in `GENERATORS`; see the functions of `data.generators.mad`.
     seed: seed of the data, not of the run.
     num_train: number of training examples.
@@ -101,8 +104,6 @@ def load_mad(
     noise_tokens: number of tokens of the noise, for noisy_recall only.
     noise: share of pairs that are noise, for noisy_recall only.
     num_copied: number of tokens to copy, for selective_copying only.
-    labels: classes of training in problems of recall: "every_token", the next
-      token, as in the source; or "values", as in the tests.
     test_lengths: lengths of further test splits of one length each.
     causal: True if a token may see only itself and earlier tokens; False for
       models without a causal form, whose scores have another protocol.
@@ -112,7 +113,7 @@ def load_mad(
       fit.
   """
   make, names = GENERATORS[choose("problem", problem, GENERATORS)]
-  every = choose("labels", labels, LABELS) == "every_token"
+  every = PROTOCOLS[choose("protocol", protocol, PROTOCOLS)]
   settings = {
     "noise_tokens": noise_tokens,
     "noise": noise,
@@ -127,7 +128,7 @@ def load_mad(
   has_labels = "every" in names
   if not (every or has_labels):
     raise UserError(
-      f"labels={labels!r} is for problems of recall: remove the option."
+      f"protocol={protocol!r} is for problems of recall: set protocol=mad."
     )
   sizes: dict[str, Any] = {k: v for k, v in settings.items() if k in names}
 
@@ -161,7 +162,7 @@ def load_mad(
     rules["random value"] = lambda _: 2 / (vocab_size - noise_tokens)
   recipe = token_labels.Recipe(
     name="mad",
-    protocol="mad",
+    protocol=protocol,
     problem=problem,
     tokens=tokens,
     classes=tokens,
@@ -169,7 +170,7 @@ def load_mad(
     draw_train=draw_train,
     lengths=(length, length),
     held_out_lengths=(length, length),
-    settings={"vocab_size": vocab_size, "labels": labels, **settings},
+    settings={"vocab_size": vocab_size, **settings},
     longest=widths[0],
     causal=causal,
     trivial=rules,

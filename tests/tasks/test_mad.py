@@ -41,8 +41,8 @@ def test_first_settings_make_splits_that_share_nothing(tmp_path, problem):
 
 
 def test_recall_trains_on_every_token_or_on_values(tmp_path):
-  for labels, share in (("every_token", 1.0), ("values", 0.5)):
-    task = load(tmp_path, length=32, labels=labels)
+  for protocol, share in (("mad", 1.0), ("jaxformers", 0.5)):
+    task = load(tmp_path, length=32, protocol=protocol)
     sums = {
       name: split.batch(np.arange(10), 31)["weights"].mean()
       for name, split in task.splits.items()
@@ -58,7 +58,10 @@ def test_recall_trains_on_every_token_or_on_values(tmp_path):
     ({"problem": "recall"}, "problem"),
     ({"noise": 0.2}, "does not have"),
     ({"problem": "noisy_recall"}, "noise_tokens=0.*needs"),
-    ({"problem": "compression", "labels": "values"}, "problems of recall"),
+    (
+      {"problem": "compression", "protocol": "jaxformers"},
+      "problems of recall",
+    ),
     ({"problem": "selective_copying", "num_copied": 90}, "2 num_copied"),
   ],
 )
