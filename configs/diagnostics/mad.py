@@ -76,7 +76,7 @@ def get_config(arg=None):
     task={
       **task,
       "name": "mad",
-      "protocol": "mad",
+      "protocol": "paper",
       "problem": arg.problem,
       "num_validation": 1_280,
       "num_test": 1_280,

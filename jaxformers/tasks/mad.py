@@ -53,7 +53,7 @@ VARIED: dict[str, dict[str, tuple[float, ...]]] = {
   "memorization": {"vocab_size": (512, 1_024, 2_048, 4_096, 8_192)},
 }
 # Protocols, and whether problems of recall train on every next token.
-PROTOCOLS = {"mad": True, "jaxformers": False}
+PROTOCOLS = {"paper": True, "jaxformers": False}
 
 
 def settings(problem: str) -> list[dict[str, float]]:
@@ -66,7 +66,7 @@ def settings(problem: str) -> list[dict[str, float]]:
 def load_mad(
   *,
   data_dir: str = "",
-  protocol: str = "mad",
+  protocol: str = "paper",
   problem: str = "in_context_recall",
   seed: Count = 0,
   num_train: PositiveCount = 12_800,
@@ -90,7 +90,7 @@ def load_mad(
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.
-    protocol: "mad", where the class of each token in training is the next one
+    protocol: "paper", where the class of each token in training is the next one
       in problems of recall, as in the source; or "jaxformers", where these
       problems train on the classes of the tests.
     problem: name in `GENERATORS`; see the functions of `data.generators.mad`.
@@ -128,7 +128,7 @@ def load_mad(
   has_labels = "every" in names
   if not (every or has_labels):
     raise UserError(
-      f"protocol={protocol!r} is for problems of recall: set protocol=mad."
+      f"protocol={protocol!r} is for problems of recall: set protocol=paper."
     )
   sizes: dict[str, Any] = {k: v for k, v in settings.items() if k in names}
 

@@ -41,7 +41,7 @@ def test_first_settings_make_splits_that_share_nothing(tmp_path, problem):
 
 
 def test_recall_trains_on_every_token_or_on_values(tmp_path):
-  for protocol, share in (("mad", 1.0), ("jaxformers", 0.5)):
+  for protocol, share in (("paper", 1.0), ("jaxformers", 0.5)):
     task = load(tmp_path, length=32, protocol=protocol)
     sums = {
       name: split.batch(np.arange(10), 31)["weights"].mean()
