@@ -31,7 +31,7 @@ GENERATORS: dict[str, tuple[Callable[..., Drawn], tuple[str, ...]]] = {
 _COUNTS = (6_400, 3_200, 1_600, 800)
 _LENGTHS = (256, 512, 1_024)
 _VOCABULARIES = (32, 64, 128)
-_RECALL = {
+_RECALL: dict[str, tuple[float, ...]] = {
   "vocab_size": _VOCABULARIES,
   "length": _LENGTHS,
   "num_train": _COUNTS,
@@ -159,7 +159,7 @@ def load_mad(
     else token_labels.RULES_OF_IDS
   )
   if make is mad.recall:
-    rules["random value"] = lambda _: 2 / (vocab_size - noise_tokens)
+    rules["random value"] = lambda task: 2 / (vocab_size - noise_tokens)
   recipe = token_labels.Recipe(
     name="mad",
     protocol=protocol,

@@ -104,8 +104,8 @@ def load_recall(
     return zip(tokens, classes, strict=True)
 
   def draw_mixed(rng: np.random.Generator, count: int, *_: int) -> Rows:
-    counts = rng.multinomial(count, [share for *_, share in MIXED])
-    for (n, pairs, _), part in zip(MIXED, counts, strict=True):
+    counts = rng.multinomial(count, [size[2] for size in MIXED])
+    for (n, pairs, _share), part in zip(MIXED, counts, strict=True):
       drawn = recall.mqar(rng, part, n, vocab_size, pairs)
       yield from zip(*drawn, strict=True)
 
