@@ -1,4 +1,4 @@
-r"""The matrix of diagnostics as records, and as a figure, from finished runs.
+r"""The matrix of diagnostics as records, from finished runs.
 
 python launch/tables.py diagnostics --workdir runs/diagnostics
 python -m benchmarks.diagnostics runs/diagnostics \
@@ -6,7 +6,8 @@ python -m benchmarks.diagnostics runs/diagnostics \
 
 The command writes the tables `matrix`, a record for each encoder, and `telling`
 of the file anew, and keeps its other tables. A cell has the median over seeds
-at the length of training and at four times it, and what theory says.
+at the length of training and at four times it, and what theory says. Minutes
+are the mean over the runs of a row.
 """
 
 from __future__ import annotations
@@ -37,24 +38,38 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
   """
   made: list[Result] = [run for seeds in cells.values() for run in seeds]
   first = made[0]
-  hardware = first["hardware"]
-  processor = f"one core of an {hardware['processor']} (shared)"
-  problem, model = first["config"]["task"]["problem"], first["model"]
+  fields = first["config"]["model"]
   problems = (run["config"]["task"]["problem"] for run in made)
+  # Name the config of the first run, with the options of its row.
+  spec = f"diagnostics/{first['task']}:problem={{}},model={first['model']}"
+  config = spec.format(first["config"]["task"]["problem"])
+  if fields.get("mixer", {}).get("signed"):
+    config += " --config.model.mixer.signed=True"
+  if fields.get("coupled"):
+    config += " --config.model.coupled=True"
+  seconds = [run["train_seconds"] for run in made]
   return {
     "table": TABLES[0],
     "row": f"`{name}`",
-    "model": model,
-    "config": f"diagnostics/{first['task']}:problem={problem},model={model}",
+    "model": first["model"],
+    "config": config,
     "protocol": ", ".join(dict.fromkeys(problems)),
     "seeds": sorted({run["seed"] for run in made}),
     "commit": ", ".join(sorted({run["commit"][:7] for run in made})),
-    "hardware": f"{processor}, jax {first['versions']['jax']}",
-    "minutes": round(sum(run["train_seconds"] for run in made) / 60, 1),
+    "hardware": ", ".join(sorted({_hardware(run) for run in made})),
+    "minutes": round(sum(seconds) / len(seconds) / 60, 1),
     "values": {
       column: diagnostics.cell(seeds) for column, seeds in cells.items()
     },
   }
+
+
+def _hardware(run: Result) -> str:
+  """Returns the device of a run, and the version of JAX."""
+  found = run["hardware"]
+  device = found["processor"] if found["platform"] == "cpu" else ""
+  device = f"{found['devices']} x {device or found['device_kind']}"
+  return f"{device} (shared), jax {run['versions']['jax']}"
 
 
 def _model(cells: diagnostics.Cells) -> str:
@@ -65,13 +80,15 @@ def _model(cells: diagnostics.Cells) -> str:
 def records(finished: Sequence[Result]) -> list[dict[str, Any]]:
   """Returns the records of all encoders, in the order of the plan."""
   rows = diagnostics.rows_of(finished)
-  rows.sort(key=lambda row: plans.ENCODERS.index(_model(row[1])))
+  order = {name: number for number, name in enumerate(plans.ENCODERS)}
+  rows.sort(key=lambda row: order.get(_model(row[1]), len(order)))
   columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
   made = [record(*row) for row in rows]
   for each in made:
     # Every record has the columns in one order.
     each["values"] = {c: each["values"].get(c) for c in columns}
-  named = {each["row"].strip("`"): each for each in made}
+  # The first recipe of an encoder counts.
+  named = {each["row"].strip("`"): each for each in reversed(made)}
   return made + [
     named[name] | {"table": TABLES[1]} for name in TELLING if name in named
   ]
@@ -89,8 +106,10 @@ def main(workdirs: list[Path], out: str) -> None:
     raise UserError(f"{workdirs} have no finished diagnostics: run them first.")
   path = Path(out)
   kept = [old for old in read(path) if old["table"] not in TABLES]
-  path.write_text("")
-  append(path, [*kept, *made])
+  new = path.with_suffix(".new")
+  new.unlink(missing_ok=True)
+  append(new, [*kept, *made])
+  new.replace(path)
 
 
 if __name__ == "__main__":

@@ -276,7 +276,9 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
       by_length={"8": split, "32": split | {"sequence_accuracy": 0.0}},
     )
     results |= {"commit": "0123456789", "train_seconds": 90.0}
-    results |= {"hardware": {"processor": "CPU"}, "versions": {"jax": "1"}}
+    results |= {"hardware": {"processor": "CPU", "platform": "cpu"}}
+    results["hardware"] |= {"devices": 1}
+    results |= {"versions": {"jax": "1"}}
     return RunRecord(Path("run"), config, results)
 
   found = [
@@ -290,13 +292,16 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
   diagnostics.main(["runs", f"--out={out}"])
   other, s5, mamba, telling = programs.read(out)
   assert other == {"table": "other"}
-  assert (s5["row"], s5["minutes"], s5["commit"]) == ("`s5`", 3.0, "0123456")
-  columns = ("Z2, 8; 32 tokens", "Z3, 8; 32 tokens")
+  assert (s5["row"], s5["minutes"], s5["commit"]) == ("`s5`", 1.5, "0123456")
+  columns = ("Z2, 8 tokens", "Z3, 8 tokens")
   assert s5["values"] == dict(
     zip(columns, ["50; 0; cannot", "25; 0; cannot"], strict=True)
   )
   assert mamba["values"] == dict(
     zip(columns, ["100; 0; can", None], strict=True)
+  )
+  assert mamba["config"].endswith(
+    "model=mamba --config.model.mixer.signed=True"
   )
   assert telling == mamba | {"table": "telling"}
 

@@ -38,7 +38,9 @@ def get_config(arg=None):
       "num_test": 500,
       "min_length": 3,
       "length": 40,
-      "test_lengths": (50, 60, 70, 80, 90, 100),
+      "test_lengths": diagnostics.readable(
+        arg.model, (40, 50, 60, 70, 80, 90, 100)
+      ),
       "causal": find_traits(arg.model).has_causal,
     },
     **diagnostics.model_fields(

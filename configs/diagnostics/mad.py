@@ -1,12 +1,12 @@
 r"""MAD: recall, copying, compression and memorization. Generated.
 
-Six problems of Poli et al. 2024, whose mean score predicts how well a mixer
-scales as a language model. Attention looks tokens up, so it solves the three
-problems of recall; a recurrence must keep all pairs in its state. Recurrences
-whose factors depend on tokens skip blanks and noise (selective_copying), and
-constant ones cannot. In compression all tokens are decoded from the state of
-the last one, so that models with a large state at each token win. Memorization
-asks for a fixed map, which layers without a mixer store as well.
+Six problems of Poli et al. 2024, whose mean score is said to predict how well a
+mixer scales as a language model. Three of them look up pairs, which attention
+does by its weights, and a recurrence by its state. Selective copying asks to
+skip blanks; compression decodes all tokens from the state of the last one; and
+memorization asks for a fixed map, which layers without a mixer store as well.
+Queries and keys have rotary positions, as in the paper; the number of heads,
+the MLP and the end of the schedule are ours.
 
 jaxformers train diagnostics/mad:problem=selective_copying,model=mamba \
     --workdir runs/mad
@@ -66,7 +66,7 @@ def get_config(arg=None):
   for name in ("vocab_size", "length", "num_train", "noise", "num_copied"):
     task[name] = arg[name] or task[name]
   fields = diagnostics.model_fields(
-    arg.model, width=arg.width, num_layers=arg.layers
+    arg.model, width=arg.width, num_layers=arg.layers, rotary=True
   )
   if arg.problem == "compression":
     for model in fields.values():

@@ -50,7 +50,7 @@ def get_config(arg=None):
     "length": 64,
     "vocab_size": 256 if is_mqar else 16,
     "num_pairs": arg.pairs if is_mqar else 0,
-    "test_lengths": (64, 128, 256),
+    "test_lengths": diagnostics.readable(arg.model, (64, 128, 256)),
     "causal": find_traits(arg.model).has_causal,
   }
   fields = diagnostics.training(total_steps=2_000)
@@ -60,7 +60,10 @@ def get_config(arg=None):
     fields |= {"batch_size": 512}
   if arg.protocol == "based":  # Lengths, pairs and counts; the rest is ours.
     task.update(num_train=180_000, num_test=1_000, vocab_size=8_192)
-    task.update(length=256, num_pairs=0, test_lengths=(64, 128, 256, 512, 1024))
+    task.update(length=256, num_pairs=0)
+    task["test_lengths"] = diagnostics.readable(
+      arg.model, (256, 64, 128, 512, 1024)
+    )
     fields = diagnostics.training(total_steps=22_500, learning_rate=1e-3)
     fields |= {"batch_size": 256}
   return c.base(

@@ -59,7 +59,7 @@ def get_config(arg=None):
     "tokens_per_element": 1,
     "test_min_length": 0,
     "test_max_length": 0,
-    "test_lengths": lengths,
+    "test_lengths": diagnostics.readable(arg.model, lengths),
     "causal": find_traits(arg.model).has_causal,
   }
   fields = diagnostics.training(total_steps=500)
@@ -70,7 +70,8 @@ def get_config(arg=None):
     fields |= {"batch_size": 256, "buckets": 6}
   if arg.protocol == "deltaproduct":  # Siems et al. 2025.
     task.update(num_train=100_000, min_length=128, length=128)
-    task.update(test_lengths=(128, 256, 512))
+    lengths = diagnostics.readable(arg.model, (128, 256, 512))
+    task.update(test_lengths=lengths)
     fields = diagnostics.training(total_steps=4_900, learning_rate=1e-3)
     fields |= {"batch_size": 2_048}
   if arg.protocol == "illusion":  # Merrill et al. 2024: Z60, A4xZ5 and A5.

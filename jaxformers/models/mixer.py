@@ -24,6 +24,9 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry
 
 MIXERS: Registry = Registry("mixer", is_open=True)
+# Mixers with weights for each position, distance or block of tokens: weights
+# beyond the length of training stay untrained.
+POSITION_WEIGHTS = frozenset({"linformer", "mega", "sinkhorn", "synthesizer"})
 
 
 def names_with_step() -> list[str]:

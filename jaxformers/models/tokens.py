@@ -17,6 +17,10 @@ class Bottleneck(nn.Module):
   The sum of this state and a sinusoid of the place passes through two linear
   maps with GELU, a LayerNorm before each, and one at the end.
 
+  Differs from the source, which adds the place to the state before the last
+  norm of the encoder, orders the channels of the sinusoid by sine and cosine,
+  and has RMSNorm in its benchmark.
+
   Source: the auto-encoder of MAD (Poli et al. 2024,
   https://arxiv.org/abs/2403.17844; `AutoEncoder` of mad-lab 0f49a45).
   """

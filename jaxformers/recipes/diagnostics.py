@@ -73,6 +73,16 @@ def model_fields(
   return fields
 
 
+def readable(name: str, lengths: tuple[int, ...]) -> tuple[int, ...]:
+  """Returns the lengths of tests that a model can read after training.
+
+  Args:
+    name: name of the model.
+    lengths: lengths of the tests; the first one is the length of training.
+  """
+  return lengths[:1] if find_traits(name).has_position_weights else lengths
+
+
 def training(total_steps: int, learning_rate: float = 3e-3) -> dict[str, Any]:
   """Returns a training of minutes on one core, as fields for `base`.
 

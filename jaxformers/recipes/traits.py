@@ -22,6 +22,7 @@ class Traits(NamedTuple):
     has_rotary: True if the mixer has queries and keys, which can be rotated by
       their positions.
     needs_positions: True for layers that reserve channels for positions.
+    has_position_weights: True if the mixer is in `mixer.POSITION_WEIGHTS`.
     has_mixer: True for layers with a mixer.
     has_mixer_dropout: True if the mixer has the option `dropout_rate`.
     block_options: options of the block that are in `BLOCK_OPTIONS`.
@@ -36,6 +37,7 @@ class Traits(NamedTuple):
   has_causal: bool = True
   has_rotary: bool = False
   needs_positions: bool = False
+  has_position_weights: bool = False
   has_mixer: bool = True
   has_mixer_dropout: bool = True
   block_options: tuple[str, ...] = ("mlp_dim", "dropout_rate")
@@ -74,6 +76,7 @@ def read_traits(name: str) -> Traits:
   with interrupts.importing():
     from jaxformers.models import BLOCKS, MIXERS, MODELS
     from jaxformers.models.config import field_names, is_causal
+    from jaxformers.models.mixer import POSITION_WEIGHTS
     from jaxformers.models.variants import ALWAYS
 
   variant = MODELS[name]
@@ -91,6 +94,7 @@ def read_traits(name: str) -> Traits:
     has_causal="causal" in mixer,
     has_rotary="rotary" in mixer and {"q", "k"} <= {*inputs},
     needs_positions=BLOCKS[variant.block].concatenate_positions,
+    has_position_weights=variant.mixer in POSITION_WEIGHTS,
     has_mixer=has_mixer,
     has_mixer_dropout="dropout_rate" in mixer,
     block_options=tuple(name for name in BLOCK_OPTIONS if name in options),

@@ -27,7 +27,25 @@ GENERATORS: dict[str, tuple[Callable[..., Drawn], tuple[str, ...]]] = {
   "memorization": (mad.memorization, ()),
 }
 # Settings of each problem in the source (mad-lab 0f49a45, configs/tasks): the
-# options that take other values, one at a time, than in configs/diagnostics.
+# first one, and the options that take other values, one at a time.
+FIRST: dict[str, dict[str, float]] = {
+  "in_context_recall": {"vocab_size": 16, "length": 128, "num_train": 12_800},
+  "noisy_recall": {
+    "vocab_size": 32,
+    "length": 128,
+    "num_train": 12_800,
+    "noise": 0.2,
+  },
+  "fuzzy_recall": {"vocab_size": 16, "length": 128, "num_train": 12_800},
+  "selective_copying": {
+    "vocab_size": 16,
+    "length": 256,
+    "num_train": 12_800,
+    "num_copied": 16,
+  },
+  "compression": {"vocab_size": 16, "length": 32, "num_train": 12_800},
+  "memorization": {"vocab_size": 256, "length": 32, "num_train": 256},
+}
 _COUNTS = (6_400, 3_200, 1_600, 800)
 _LENGTHS = (256, 512, 1_024)
 _VOCABULARIES = (32, 64, 128)
@@ -85,8 +103,8 @@ def load_mad(
   No two sequences are equal, in all splits together.
 
   Differs from the source: validation examples choose the checkpoint, where the
-  source reports the best score of test over the epochs; and sequences are drawn
-  once, without repeats.
+  source uses the test split; accuracy is the share of right tokens, where the
+  source averages the shares of the classes; and no sequence is drawn twice.
 
   Args:
     data_dir: folder of prepared data; see `data_folder`.

@@ -31,6 +31,7 @@ from jaxformers.models.attention import Attention
 from jaxformers.models.bounds import check_bound
 from jaxformers.models.config import HEADS, block_of
 from jaxformers.models.embedding import Embedding
+from jaxformers.models.mixer import POSITION_WEIGHTS
 from jaxformers.tasks import Task, arrays
 from jaxformers.training import compilers, optim, origin, resume
 from jaxformers.training import state as states
@@ -351,8 +352,12 @@ def check_fields(c: RunConfig) -> None:
 
 
 def _check_test_lengths(c: RunConfig) -> None:
-  """Raises UserError for a test length that learned positions cannot read."""
-  if c.model.positions != "learned" or c.task.name not in tasks.TASKS:
+  """Raises UserError for a test length for which a model has no weights."""
+  model = models.MODELS.get(c.model.name)
+  mixer = model.mixer if model else ""
+  has_weights = mixer in POSITION_WEIGHTS
+  is_learned = c.model.positions == "learned"
+  if not (has_weights or is_learned) or c.task.name not in tasks.TASKS:
     return
   options = c.task.options
   parameters = inspect.signature(tasks.TASKS[c.task.name]).parameters
@@ -362,11 +367,16 @@ def _check_test_lengths(c: RunConfig) -> None:
   tested.append(options.get("test_max_length") or 0)
   trained = options.get("length") or parameters["length"].default
   if max(tested) > trained:
+    if is_learned:
+      kind = "config.model.positions='learned' has no trained positions there"
+      remedy = "set --config.model.positions=none (or sinusoid)"
+    else:
+      kind = f"the mixer {mixer!r} has no trained weights there"
+      remedy = "choose another model, or shorter --config.task.test_lengths"
     raise UserError(
       f"config.task has test sequences of {max(tested)} tokens, above the "
-      f"{trained} tokens of training, and config.model.positions='learned' has "
-      "no trained positions there: set --config.model.positions=none (or "
-      "sinusoid), or a greater --config.task.length."
+      f"{trained} tokens of training, and {kind}: {remedy}, or a greater "
+      "--config.task.length."
     )
 
 

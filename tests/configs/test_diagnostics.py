@@ -50,6 +50,16 @@ def test_learned_positions_cannot_read_longer_tests():
     run.check_fields(c.RunConfig.from_dict(config))
 
 
+def test_weights_of_positions_cannot_read_longer_tests():
+  spec = "diagnostics/state_tracking:model=synthesizer"
+  config = c.load_with(spec, [])
+  assert tuple(config.task.test_lengths) == (64,)
+  run.check_fields(c.RunConfig.from_dict(config))
+  config = c.load_with(spec, ["--config.task.test_lengths=(64, 128)"])
+  with pytest.raises(UserError, match="'synthesizer' has no trained weights"):
+    run.check_fields(c.RunConfig.from_dict(config))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp("diagnostics")

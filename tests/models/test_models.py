@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models, orthogonal
+from jaxformers.models.mixer import POSITION_WEIGHTS
 from tests import draws, initial
 from tests.marks import slow_except
 from tests.models.mixers.oracle import small_sizes
@@ -353,3 +354,27 @@ def test_model_reads_zero_in_real_numbers_as_a_token(name, strict):
   chex.assert_shape(y, (2, 3))
   assert jnp.abs(y - z).max() > 1e-6
   assert model.example().dtype == jnp.float32
+
+
+@pytest.mark.slow
+def test_weights_that_grow_with_the_length_are_declared():
+  """Such weights are untrained beyond the length of training.
+
+  The number of filters of `allpass` grows, too, but each acts on all tokens.
+  """
+  grown = set()
+  for name, variant in models.MODELS.items():
+    sizes = [
+      jax.tree.map(
+        lambda x: x.shape,
+        models.shapes(
+          models.build(
+            name, **SIZES | {"max_len": n}, mixer=small_sizes(variant.mixer)
+          )
+        ),
+      )
+      for n in (24, 96)
+    ]
+    if sizes[0] != sizes[1]:
+      grown.add(variant.mixer)
+  assert grown - {"allpass"} == POSITION_WEIGHTS

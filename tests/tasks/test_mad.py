@@ -98,6 +98,9 @@ def test_settings_are_those_of_the_paper():
   assert counts == [11, 14, 11, 13, 11, 6]
   for problem in mad.VARIED:
     first = c.load(f"configs/diagnostics/mad.py:problem={problem}").task
+    assert {name: first[name] for name in mad.FIRST[problem]} == mad.FIRST[
+      problem
+    ]
     for setting in mad.settings(problem):
       arguments = "".join(f",{k}={v}" for k, v in setting.items())
       config = c.load(

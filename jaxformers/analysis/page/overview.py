@@ -82,17 +82,21 @@ def matrix(groups: Sequence[SeedGroup]) -> Figure | None:
   See `diagnostics.matrix` for the scores.
   """
   ended = [run.results for g in groups for run in g.runs if run.results]
-  rows = [
-    (name, f"{runs_of[0]['config']['task']['problem']}, {length}", score)
-    for name, cells in diagnostics.rows_of(ended)
-    for runs_of in cells.values()
-    for length, score in diagnostics.scores(runs_of)
-  ]
+  rows = []
+  names: list[str] = []
+  for name, cells in diagnostics.rows_of(ended):
+    names.append(name)
+    # Recipes of one encoder have a number.
+    title = name + f" [{names.count(name)}]" * (names.count(name) > 1)
+    for of_seeds in cells.values():
+      problem = diagnostics.problem_name(of_seeds[0])
+      for length, score in diagnostics.scores(of_seeds):
+        rows.append((title, f"{problem}, {length}", score))
   if len({row[0] for row in rows}) < 2:
     return None
   caption = (
     "Median over seeds of the share of right sequences (state tracking) or "
-    "tokens (recall), on tests of the length of training and of four times it."
+    "tokens (recall), on tests of the shortest length and of four times it."
   )
   texts = Texts("matrix", "What each encoder has learned", caption)
   return plots.scores(texts, rows)
@@ -101,14 +105,14 @@ def matrix(groups: Sequence[SeedGroup]) -> Figure | None:
 def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of recall over bytes of the state; None without it.
 
-  Recipes of one encoder on the same problem are one line.
+  Recipes of one encoder on the same data are one line.
 
   Source: Arora, Eyuboglu et al. 2024, https://arxiv.org/abs/2402.18668, figure
   2, where the state of a model limits how much it recalls.
   """
   rows = [
     (
-      f"{run.results['model']}, {run.config['task'].get('problem', '')}",
+      _state_line(run),
       run.seed,
       metric,
       run.results["state_bytes"],
@@ -131,6 +135,14 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
   panels = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
   texts = Texts("by_state", "Recall over bytes of the state", caption)
   return plots.curves(texts, rows, "bytes of the state", panels, log=True)
+
+
+def _state_line(run: RunRecord) -> str:
+  """Returns the name of a run's line in `by_state`."""
+  name = diagnostics.row_name(run.config)
+  pairs = run.config["task"].get("num_pairs", 0)
+  suffix = f", {pairs} pairs" if pairs else ""
+  return f"{name}, {diagnostics.problem_name(run.results)}{suffix}"
 
 
 def sizes(groups: Sequence[SeedGroup]) -> Figure | None:

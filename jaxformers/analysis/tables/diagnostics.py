@@ -26,9 +26,10 @@ REASONS = {
   "all lengths (Sarrof et al. 2024)",
   "circuits": "products in A5 need circuits whose depth grows, unless "
   "TC0 = NC1 (Merrill et al. 2024)",
-  "attention": "weights exist, but none that training finds for all lengths "
-  "(Hahn and Rofin 2024)",
-  "lookup": "attention finds the value behind an equal key (Arora et al. 2023)",
+  "attention": "constructions exist with other positions and numbers, but "
+  "training does not find them for all lengths (Hahn and Rofin 2024)",
+  "lookup": "two layers of attention with positions find the value behind an "
+  "equal key, at a given length (Arora et al. 2023)",
   "state": "a state of fixed size holds a limited number of pairs "
   "(Arora et al. 2024)",
 }
@@ -45,8 +46,8 @@ _SELECTIVE = ("mamba", "rglru")
 def expected(config: Mapping[str, Any]) -> tuple[str, str]:
   """Returns what theory says of a run, and the key of the reason.
 
-  The statements are about all lengths, with numbers of fixed precision, and a
-  number of layers that does not grow.
+  The statements on state tracking are about all lengths, with numbers of fixed
+  precision, and a number of layers that does not grow.
 
   Args:
     config: config of the run, as in `results.json`.
@@ -64,7 +65,8 @@ def expected(config: Mapping[str, Any]) -> tuple[str, str]:
     return UNKNOWN, ""
   if task["name"] == "recall":
     is_deep = model.get("num_layers", 0) > 1 and task.get("causal", True)
-    if is_attention and is_deep:
+    has_positions = options.get("rotary") or model.get("positions") != "none"
+    if is_attention and is_deep and has_positions:
       return CAN, "lookup"
     return UNKNOWN, "state" if has_state else ""
   problem = task["problem"]
@@ -73,10 +75,10 @@ def expected(config: Mapping[str, Any]) -> tuple[str, str]:
   if problem in _PERFECT and (has_state or is_attention):
     return CANNOT, "circuits"
   if is_attention:
-    return UNKNOWN, "attention"
+    return UNKNOWN, "attention" if problem in _TWO else ""
   if not has_state:
     return UNKNOWN, ""
-  if mixer in _CONSTANT:
+  if mixer in (*_SUMS, *_CONSTANT):
     return CANNOT, "constant"
   if problem in _THREE:
     return CANNOT, "real"
@@ -96,13 +98,16 @@ def row_name(config: Mapping[str, Any]) -> str:
   return name
 
 
-def column_name(run: Result) -> str:
-  """Returns the name of a problem, with its protocol and the two lengths."""
+def problem_name(run: Result) -> str:
+  """Returns the name of a problem, with its protocol if it is a paper's."""
   task = run["config"]["task"]
-  short, long = _lengths(run)
   protocol = task.get("protocol", "jaxformers")
-  name = task["problem"] + f" ({protocol})" * (protocol != "jaxformers")
-  return f"{name}, {short}; {long} tokens"
+  return str(task["problem"]) + f" ({protocol})" * (protocol != "jaxformers")
+
+
+def column_name(run: Result) -> str:
+  """Returns the name of a problem with the least length of its tests."""
+  return f"{problem_name(run)}, {_lengths(run)[0]} tokens"
 
 
 def _share(values: Iterable[float]) -> str:
@@ -112,17 +117,21 @@ def _share(values: Iterable[float]) -> str:
   return f"{statistics.median(listed):.0f}{best}"
 
 
-def _lengths(run: Result) -> tuple[int, int]:
-  """Returns the least test length, and four times it or else the greatest."""
+def _lengths(run: Result) -> list[int]:
+  """Returns the least test length, and four times it or else the greatest.
+
+  This is one length if there is only one.
+  """
   tested = sorted(map(int, run["by_length"]))
-  return tested[0], 4 * tested[0] if 4 * tested[0] in tested else tested[-1]
+  long = 4 * tested[0] if 4 * tested[0] in tested else tested[-1]
+  return [tested[0], *([long] if long > tested[0] else [])]
 
 
 def cell(runs: Sequence[Result]) -> str:
   """Returns the scores of the seeds of one recipe, and what theory says.
 
   The scores are the median and, in brackets, the best over seeds, in percent,
-  for the two lengths of `_lengths`.
+  for each of `_lengths`.
   """
   metric = METRICS[runs[0]["task"]]
   shown = [
@@ -132,8 +141,6 @@ def cell(runs: Sequence[Result]) -> str:
   return "; ".join([*shown, expected(runs[0]["config"])[0]])
 
 
-# Options of a setting of MAD.
-_MAD = ("vocab_size", "length", "num_train", "noise", "num_copied")
 Cells = dict[str, list[Result]]  # Runs of the seeds, by column.
 
 
@@ -162,7 +169,7 @@ def rows_of(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
 
 
 def scores(runs: Sequence[Result]) -> list[tuple[int, float]]:
-  """Returns the two lengths of a cell, and the median score in percent."""
+  """Returns the lengths of a cell, and the median score in percent."""
   metric = METRICS[runs[0]["task"]]
   return [
     (
@@ -207,9 +214,9 @@ def matrix(finished: Sequence[Result]) -> str:
   seconds = [run["train_seconds"] for run in every]
   description = (
     "Median over seeds in percent, with the best of several in brackets, for "
-    "the length of training and for four times it; and what theory says for "
-    "all lengths. State tracking counts sequences that are right as a whole, "
-    "and recall counts tokens. "
+    "the length of training and for four times it; and what theory says. "
+    "State tracking counts sequences that are right as a whole, and recall "
+    "counts tokens. "
     f"{len(every)} runs of {min(seconds) / 60:.1f} to {max(seconds) / 60:.1f} "
     "minutes."
   )
@@ -217,13 +224,31 @@ def matrix(finished: Sequence[Result]) -> str:
   return "\n\n".join([description, table, "\n".join(_reasons(rows))])
 
 
+def _mad_setting(task: Mapping[str, Any]) -> int | None:
+  """Returns the number of a run's setting of MAD; None for another setting."""
+  first = mad.FIRST[task["problem"]]
+  given = {name: task[name] for name in first}
+  settings = [first | changes for changes in mad.settings(task["problem"])]
+  is_known = task.get("protocol") == "paper" and given in settings
+  return settings.index(given) if is_known else None
+
+
+def _mad_row(config: Mapping[str, Any]) -> str:
+  """Returns the name of an encoder with its sizes and its number of epochs."""
+  model = config["model"]
+  examples = config["total_steps"] * config["batch_size"]
+  epochs = round(examples / config["task"]["num_train"])
+  sizes = f"{model['num_layers']} x {model['d_model']}"
+  return f"{row_name(config)}, {sizes}, {epochs} epochs"
+
+
 def mad_scores(finished: Sequence[Result]) -> str:
   """Returns MAD's scores as a Markdown table; "" without runs of MAD.
 
-  For each setting of a problem the best accuracy counts, over all trainings of
-  the encoder; a training with several seeds has their mean. The score of a
-  problem is the mean over its settings, and MAD's score the mean over the six
-  problems.
+  For each setting of a problem the best accuracy counts, over the learning
+  rates and weight decays; a training with several seeds has their mean. The
+  score of a problem is the mean over its settings, and MAD's score the mean
+  over the six problems. Runs of other settings or protocols are left out.
 
   Source: Poli et al. 2024, https://arxiv.org/abs/2403.17844, section 3.
 
@@ -231,36 +256,37 @@ def mad_scores(finished: Sequence[Result]) -> str:
     finished: contents of `results.json`; runs of other tasks are ignored.
   """
   # Best accuracy by encoder, problem and setting.
-  best: dict[str, dict[str, dict[tuple[Any, ...], float]]] = {}
+  best: dict[str, dict[str, dict[int, float]]] = {}
   for seeds in results.by_seed(r for r in finished if r["task"] == "mad"):
     runs = list(seeds.values())
     config = runs[0]["config"]
-    task = config["task"]
-    problems = best.setdefault(row_name(config), {})
-    settings = problems.setdefault(task["problem"], {})
-    key = tuple(task[name] for name in _MAD)
+    number = _mad_setting(config["task"])
+    if number is None:
+      continue
+    problems = best.setdefault(_mad_row(config), {})
+    settings = problems.setdefault(config["task"]["problem"], {})
     score = 100 * statistics.mean(run["accuracy"] for run in runs)
-    settings[key] = max(score, settings.get(key, 0.0))
+    settings[number] = max(score, settings.get(number, 0.0))
   if not best:
     return ""
   lines = []
   for name, problems in best.items():
-    line, scores = [name], []
-    for problem in mad.VARIED:
+    line, scores_of = [name], []
+    for problem in mad.FIRST:
       found = problems.get(problem, {})
       wanted = len(mad.settings(problem))
       if found:
-        scores.append(statistics.mean(found.values()))
+        scores_of.append(statistics.mean(found.values()))
         partly = f" ({len(found)} of {wanted})" if len(found) < wanted else ""
-        line.append(f"{scores[-1]:.1f}{partly}")
+        line.append(f"{scores_of[-1]:.1f}{partly}")
       else:
         line.append("")
-    has_all = len(scores) == len(mad.VARIED)
-    line.append(f"{statistics.mean(scores):.1f}" if has_all else "")
+    has_all = len(scores_of) == len(mad.FIRST)
+    line.append(f"{statistics.mean(scores_of):.1f}" if has_all else "")
     lines.append(line)
   description = (
     "MAD: accuracy in percent, the mean over the settings of a problem of the "
     "best training. Brackets count settings if some have no run."
   )
-  header = ("encoder", *mad.VARIED, "mean")
+  header = ("encoder", *mad.FIRST, "mean")
   return f"{description}\n\n{markdown_table(header, lines)}"
