@@ -288,7 +288,8 @@ _TOKENS = {"objective": "token_classification", "causal": True}
 SIZES["state_tracking"] = {"vocab_size": 7, "max_len": 256, "num_classes": 6}
 SIZES["recall"] = {"vocab_size": 257, "max_len": 256, "num_classes": 256}
 SIZES["formal_languages"] = {"vocab_size": 3, "max_len": 80, "num_classes": 2}
-for _name in ("state_tracking", "recall", "formal_languages"):
+SIZES["mad"] = {"vocab_size": 17, "max_len": 256, "num_classes": 16}
+for _name in ("state_tracking", "recall", "formal_languages", "mad"):
   SIZES[_name] |= _TOKENS
 SIZES["language"] = {"vocab_size": 8_000, "objective": "language_model"}
 NOTHING = {"vocab_size": 0, "max_len": 256, "num_classes": 0}
