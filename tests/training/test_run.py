@@ -155,7 +155,7 @@ def test_open_run_refuses_wrong_names_before_preparing_data(
     ({"select": "bleu"}, "config.select.*'bleu'.*accuracy, error, f1, loss"),
     ({"parallel": "xmap"}, "mode.*'xmap'"),
     ({"model.name": "lstm"}, "model.*'lstm'"),
-    ({"task.name": "copy"}, "task.*'copy'.*listops, pathfinder"),
+    ({"task.name": "copy"}, "task.*'copy'.*listops, mad, pathfinder"),
     ({"task.protocol": "s5"}, "listops.*'s5'"),
     ({"buckets": 0}, "buckets=0"),
   ],
