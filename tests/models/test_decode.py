@@ -55,6 +55,7 @@ def test_generate_skips_padding_of_a_prompt(name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_generate_draws_follow_the_probabilities():
   model = build("lru")
   params = start(model)

@@ -194,6 +194,7 @@ def test_inverse_refuses_models_without_invertible_layers():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_inverse_command_measures_no_padding(
   smoke, tmp_path, capsys, monkeypatch
 ):

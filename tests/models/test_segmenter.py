@@ -81,6 +81,7 @@ def test_segmenter_scores_are_interpolated_normalised_cosines():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_segmenter_decoder_fidelity_uses_its_own_first_values():
   plain, faithful = (
     build("transformer", head={"num_layers": n}) for n in (1, 2)

@@ -18,7 +18,9 @@ def test_plan_cells_are_runs_of_their_table(name, tmp_path):
   """Its config loads, its task is known, and it has a row of the table."""
   plan = plans.PLANS[name]
   sweep = Sweep(tmp_path, [])
-  cells = plans.make_cells(plan, None)
+  # All encoders of MAD have the same 396 cells.
+  chosen = ("mamba",) if name == "mad" else ()
+  cells = plans.make_cells(plan, None, models=chosen)
   found = sweep.check(cells, [0], open_data=False)
   assert found == cells and len({cell.folder for cell in cells}) == len(cells)
   tables = {table.name: table for table in papers.TABLES}
