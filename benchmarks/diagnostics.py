@@ -4,10 +4,10 @@ python launch/tables.py diagnostics --workdir runs/diagnostics
 python -m benchmarks.diagnostics runs/diagnostics \
     --out results/diagnostics.jsonl
 
-The command writes the tables `matrix`, a record for each encoder, and `telling`
-of the file anew, and keeps its other tables. A cell has the median over seeds
-at the length of training and at four times it, and what theory says. Minutes
-are the mean over the runs of a row.
+The command replaces the tables `matrix`, a record for each encoder, and
+`telling` of the file, and keeps its other tables. A cell has the median over
+seeds at the length of training and at four times it, and what theory says.
+Minutes are the mean over the runs of a row.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
     name: name of the row.
     cells: runs of the seeds, by column.
   """
-  made: list[Result] = [run for seeds in cells.values() for run in seeds]
-  first = made[0]
+  every: list[Result] = [run for seeds in cells.values() for run in seeds]
+  first = every[0]
   fields = first["config"]["model"]
-  problems = (run["config"]["task"]["problem"] for run in made)
+  problems = [run["config"]["task"]["problem"] for run in every]
   # Name the config of the first run, with the options of its row.
-  spec = f"diagnostics/{first['task']}:problem={{}},model={first['model']}"
-  config = spec.format(first["config"]["task"]["problem"])
+  arguments = f"problem={problems[0]},model={first['model']}"
+  config = f"diagnostics/{first['task']}:{arguments}"
   if fields.get("mixer", {}).get("signed"):
     config += " --config.model.mixer.signed=True"
   if fields.get("coupled"):
     config += " --config.model.coupled=True"
-  seconds = [run["train_seconds"] for run in made]
+  seconds = [run["train_seconds"] for run in every]
   return {
     "table": TABLES[0],
     "row": f"`{name}`",
     "model": first["model"],
     "config": config,
     "protocol": ", ".join(dict.fromkeys(problems)),
-    "seeds": sorted({run["seed"] for run in made}),
-    "commit": ", ".join(sorted({run["commit"][:7] for run in made})),
-    "hardware": ", ".join(sorted({_hardware(run) for run in made})),
+    "seeds": sorted({run["seed"] for run in every}),
+    "commit": ", ".join(sorted({run["commit"][:7] for run in every})),
+    "hardware": ", ".join(sorted({_hardware(run) for run in every})),
     "minutes": round(sum(seconds) / len(seconds) / 60, 1),
     "values": {
       column: diagnostics.cell(seeds) for column, seeds in cells.items()
@@ -66,9 +66,9 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
 
 def _hardware(run: Result) -> str:
   """Returns the device of a run, and the version of JAX."""
-  found = run["hardware"]
-  device = found["processor"] if found["platform"] == "cpu" else ""
-  device = f"{found['devices']} x {device or found['device_kind']}"
+  facts = run["hardware"]
+  kind = "processor" if facts["platform"] == "cpu" else "device_kind"
+  device = f"{facts['devices']} x {facts[kind]}"
   return f"{device} (shared), jax {run['versions']['jax']}"
 
 

@@ -18,8 +18,7 @@ Both are too much for two cores.
 
 Arguments: problem=mqar|associative_recall|induction_heads; model=NAME, in its
 causal form if it has one; layers=2; width=64, the number of channels; pairs=4,
-for mqar; protocol=jaxformers|zoology|based;
-seed=0.
+for mqar; protocol=jaxformers|zoology|based; seed=0.
 """
 
 from jaxformers import config as c

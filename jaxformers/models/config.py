@@ -255,7 +255,7 @@ class ModelConfig(ModelFields):
     if self.objective == "classification" and self.head:
       raise UserError(
         f"head={dict(self.head)} is for language models, token classifiers and "
-        f"segmenters. Use the options of classifiers: pool, "
+        "segmenters. Use the options of classifiers: pool, "
         f"{', '.join(PLAIN_HEAD)}, head_activation and interaction."
       )
     if self.max_len < 1 and not self.image:

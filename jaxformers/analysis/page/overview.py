@@ -13,6 +13,8 @@ from jaxformers.analysis.tables.runs import RunRecord, SeedGroup
 from jaxformers.foundations.tables import markdown_table
 
 MOST_PANELS = 6  # Largest number of quantities among the training curves.
+# Labels of the scores of tokens and of whole sequences.
+PERCENT = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
 SPEED_COLUMNS = (
   "run",
   "parameters",
@@ -71,9 +73,8 @@ def by_length(groups: Sequence[SeedGroup]) -> Figure | None:
     "labels are. Bands are one deviation over seeds "
     f"({runs.describe_seeds(groups)})."
   )
-  panels = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
   texts = Texts("by_length", "Score over length", caption)
-  return plots.curves(texts, rows, "tokens", panels)
+  return plots.curves(texts, rows, "tokens", PERCENT)
 
 
 def matrix(groups: Sequence[SeedGroup]) -> Figure | None:
@@ -132,9 +133,8 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
     "length: keys and values of attention, or the state of a recurrence. Mean "
     f"and deviation over seeds ({runs.describe_seeds(groups)})."
   )
-  panels = {name: f"{name.replace('_', ' ')} %" for name in tables.BY_LENGTH}
   texts = Texts("by_state", "Recall over bytes of the state", caption)
-  return plots.curves(texts, rows, "bytes of the state", panels, log=True)
+  return plots.curves(texts, rows, "bytes of the state", PERCENT, log=True)
 
 
 def _state_line(run: RunRecord) -> str:
