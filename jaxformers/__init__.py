@@ -15,6 +15,7 @@ ModelConfig all fields of a model; build(config) builds it
 RunConfig   all fields of a run; train(config) trains it
 generate    continues prompts with a language model
 linear_scan computes linear recurrences, real or complex, in five forms
+matrix_scan computes recurrences of matrices: linear attention, the delta rule
 orthogonal  maps from free matrices to rotations
 tasks       data sets under named protocols; tasks.from_arrays for your data
 mixers      one module for every kind of attention and recurrence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
   from jaxformers.foundations.errors import UserError as UserError
   from jaxformers.inference import TrainedModel as TrainedModel
   from jaxformers.inference import load as load
+  from jaxformers.matrix_states import matrix_scan as matrix_scan
   from jaxformers.models import BLOCKS as BLOCKS
   from jaxformers.models import MIXERS as MIXERS
   from jaxformers.models import MODELS as MODELS
@@ -64,6 +66,7 @@ _PUBLIC = {
   "UserError": "foundations.errors",
   "attention": "models.attention",
   "linear_scan": "scan",
+  "matrix_scan": "matrix_states",
   "train": "api",
 }
 # Public modules, by the name under which they are read.

@@ -32,9 +32,9 @@ def rotate(x: jax.Array, numbers: jax.Array) -> jax.Array:
     numbers: positions p of the tokens, [b or 1, n].
   """
   # Compute cosines and sines of all angles, [b or 1, 1, n, e / 2].
-  half = x.shape[-1] // 2
-  rates = ROTARY_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = numbers.astype(jnp.float32)[..., None] * rates[None, None]
+  half, dtype = x.shape[-1] // 2, jnp.promote_types(x.dtype, jnp.float32)
+  rates = ROTARY_BASE ** (-jnp.arange(half, dtype=dtype) / half)
+  angles = numbers.astype(dtype)[..., None] * rates[None, None]
   cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
   # Rotate the pairs (left, right).
   left, right = x[..., :half], x[..., half:]

@@ -20,7 +20,7 @@ from jaxformers.models.mixers.recurrence import (
   dense,
   short_convolution,
 )
-from jaxformers.models.mixers.state_space import log_uniform
+from jaxformers.models.mixers.state_space import softplus_steps
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
@@ -38,7 +38,6 @@ MODELS.register("mamba")(
 )
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
-SMALLEST_STEP = 1e-4  # Lower bound of the initial steps.
 PART = 128  # Tokens whose states are in memory at a time.
 
 
@@ -110,7 +109,8 @@ class Mamba(nn.Module):
 
     # D_t = softplus(W V u_t + b), [b, n, inner].
     kernel = self.param("step", init, (rank, inner))
-    bias = self.param("step_bias", self._init_bias, (inner,))
+    init_bias = softplus_steps(self.step_min, self.step_max)
+    bias = self.param("step_bias", init_bias, (inner,))
     step = wide(product(gates[..., :rank], kernel.astype(u.dtype)))
     step = jax.nn.softplus(step + bias.astype(step.dtype)[None, None])
 
@@ -146,10 +146,3 @@ class Mamba(nn.Module):
     y = jnp.moveaxis(y, 0, 1).reshape(u.shape[0], -1, inner)[:, :n]
     skip = self.param("D", nn.initializers.ones, (inner,)).astype(y.dtype)
     return (y + skip[None, None] * wide(u)).astype(u.dtype)
-
-  def _init_bias(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws b so that softplus(b) is log-uniform from step_min to step_max."""
-    log = log_uniform(self.step_min, self.step_max)(key, shape)
-    step = jnp.maximum(jnp.exp(log), SMALLEST_STEP)
-    # Inverse of softplus: log(exp(step) - 1).
-    return step + jnp.log(-jnp.expm1(-step))

@@ -197,9 +197,14 @@ def dense(
 
 
 def short_convolution(
-  module: nn.Module, x: jax.Array, lengths: jax.Array, width: int
+  module: nn.Module,
+  x: jax.Array,
+  lengths: jax.Array,
+  width: int,
+  *,
+  use_bias: bool = True,
 ) -> jax.Array:
-  """Returns a causal depthwise convolution of x, with a bias, [b, n, d].
+  """Returns a causal depthwise convolution of x, [b, n, d].
 
   Args:
     module: the mixer, which owns `conv` and `conv_bias`; its cache holds the
@@ -207,11 +212,11 @@ def short_convolution(
     x: tokens, [b, n, d]; padding is at the end.
     lengths: number of tokens, int32 [b].
     width: number of tokens that the convolution reads.
+    use_bias: True to add a bias.
   """
   n, d = x.shape[1:]
   init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", 0, ())
   kernel = module.param("conv", init, (width, d)).astype(x.dtype)
-  bias = module.param("conv_bias", nn.initializers.zeros, (d,)).astype(x.dtype)
   # Prepend the last width - 1 tokens of the cache, or zeros.
   past = recall(module, "past")
   if past is None:
@@ -222,7 +227,40 @@ def short_convolution(
   remember(module, "past", jnp.take_along_axis(full, last[..., None], 1))
   # Sum the shifted tokens times the kernel.
   taps = [kernel[k][None, None] * full[:, k : k + n] for k in range(width)]
+  if not use_bias:
+    return sum(taps[1:], taps[0])
+  bias = module.param("conv_bias", nn.initializers.zeros, (d,)).astype(x.dtype)
   return sum(taps, bias[None, None])
+
+
+def block_diagonal(
+  module: nn.Module,
+  x: jax.Array,
+  blocks: int,
+  name: str,
+  *,
+  use_bias: bool = True,
+) -> jax.Array:
+  """Maps the channels of each block linearly, [b, n, d].
+
+  Args:
+    module: the mixer, which owns the kernel `name` and the bias `name`_bias.
+    x: tokens, [b, n, d]; `blocks` must divide d.
+    blocks: number of blocks.
+    name: name of the kernel.
+    use_bias: True to add a bias.
+  """
+  # One kernel and bias per block, [h, e, e] and [h, e].
+  h, e = blocks, x.shape[-1] // blocks
+  init = nn.initializers.variance_scaling(
+    1.0, "fan_in", "normal", in_axis=1, out_axis=2, batch_axis=0
+  )
+  kernel = module.param(name, init, (h, e, e)).astype(x.dtype)
+  y = jnp.einsum("bnhe,hef->bnhf", x.reshape(*x.shape[:2], h, e), kernel)
+  if use_bias:
+    bias = module.param(f"{name}_bias", nn.initializers.zeros, (h, e))
+    y = y + bias.astype(x.dtype)[None, None]
+  return y.reshape(x.shape)
 
 
 def check_only_causal(name: str, *, causal: bool) -> None:

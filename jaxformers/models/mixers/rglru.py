@@ -15,6 +15,7 @@ from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixer import MIXERS, check_heads
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.mixers.recurrence import (
+  block_diagonal,
   check_only_causal,
   decay,
   dense,
@@ -108,8 +109,10 @@ class RGLRU(nn.Module):
     """
     # Gates r_t and i_t.
     wider = wide(u)
-    remain = jax.nn.sigmoid(self._block_diagonal(wider, "remain"))
-    enter = jax.nn.sigmoid(self._block_diagonal(wider, "enter"))
+    remain = jax.nn.sigmoid(
+      block_diagonal(self, wider, self.num_heads, "remain")
+    )
+    enter = jax.nn.sigmoid(block_diagonal(self, wider, self.num_heads, "enter"))
     # log a_t = -8 r_t softplus(L)
     free = self.param("Lambda", _init_lambda, u.shape[-1:]).astype(wider.dtype)
     log_a = -POWER * remain * jax.nn.softplus(free)[None, None]
@@ -124,18 +127,6 @@ class RGLRU(nn.Module):
     )
     remember(self, "state", last)
     return states.astype(u.dtype)
-
-  def _block_diagonal(self, u: jax.Array, name: str) -> jax.Array:
-    """Maps the channels of each head linearly, [b, n, width]."""
-    # One kernel and bias per head, [h, e, e] and [h, e].
-    h, e = self.num_heads, u.shape[-1] // self.num_heads
-    init = nn.initializers.variance_scaling(
-      1.0, "fan_in", "normal", in_axis=1, out_axis=2, batch_axis=0
-    )
-    kernel = self.param(name, init, (h, e, e)).astype(u.dtype)
-    bias = self.param(f"{name}_bias", nn.initializers.zeros, (h, e))
-    y = jnp.einsum("bnhe,hef->bnhf", u.reshape(*u.shape[:2], h, e), kernel)
-    return (y + bias.astype(u.dtype)[None, None]).reshape(u.shape)
 
 
 def _init_lambda(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

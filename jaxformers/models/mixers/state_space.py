@@ -18,6 +18,8 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.scan import Pair
 
+SMALLEST_STEP = 1e-4  # Lower bound of the steps of `softplus_steps`.
+
 
 def legs(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns the diagonalised normal part of HiPPO-LegS.
@@ -89,6 +91,27 @@ def log_uniform(low: float, high: float) -> Callable[..., jax.Array]:
     return jax.random.uniform(
       key, shape, minval=math.log(low), maxval=math.log(high)
     )
+
+  return init
+
+
+def softplus_steps(low: float, high: float) -> Callable[..., jax.Array]:
+  """Returns an initializer of x with softplus(x) log-uniform in [low, high].
+
+  The steps softplus(x) are at least `SMALLEST_STEP`.
+
+  Source: Gu and Dao 2023, https://arxiv.org/abs/2312.00752, section 3.6, and
+  their code.
+
+  Raises:
+    UserError: unless 0 < low <= high.
+  """
+  log = log_uniform(low, high)
+
+  def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    step = jnp.maximum(jnp.exp(log(key, shape)), SMALLEST_STEP)
+    # Inverse of softplus: log(exp(step) - 1).
+    return step + jnp.log(-jnp.expm1(-step))
 
   return init
 

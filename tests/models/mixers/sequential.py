@@ -7,6 +7,7 @@ from scipy.special import erf
 
 from jaxformers.models.mixer import MIXERS
 from tests import initial
+from tests.test_matrix_states import loop
 
 B, N, D = 3, 19, 6
 
@@ -41,6 +42,36 @@ def gelu_tanh(x):
 
 def linear(params, x):
   return x @ params["kernel"] + params.get("bias", 0)
+
+
+def convolved(params, u):
+  """A causal convolution of four tokens, channel by channel."""
+  padded = np.concatenate([np.zeros((3, u.shape[1])), u])
+  taps = [params["conv"][k] * padded[k : k + len(u)] for k in range(4)]
+  return sum(taps) + params.get("conv_bias", 0)
+
+
+def rms(x, scale=1.0):
+  """Divides by the root mean square of the last axis."""
+  return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def by_heads(x, h):
+  return x.reshape(len(x), h, -1)
+
+
+def read(q, k, v, *, log_decay=None, beta=None, reverse=False):
+  """Returns S_t^T q_t of all tokens, [n, h, V], one write after another.
+
+  q is [n, h, K]; k and v may have an axis of writes after the tokens.
+  """
+  if k.ndim == 3:
+    k, v = k[:, None], v[:, None]
+    beta = None if beta is None else beta[:, None]
+  arrays = (q, k, v, beta, log_decay)
+  q, k, v, beta, log_decay = (None if a is None else a[None] for a in arrays)
+  start = np.zeros((1, *q.shape[2:], v.shape[-1]))
+  return loop(q, k, v, beta, log_decay, None, None, start, reverse)[0][0]
 
 
 def gated(form, activation, params, y):
@@ -79,7 +110,9 @@ def states(a, drive):
   return np.stack(out)
 
 
-def check(name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False):
+def check(
+  name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False, carry=None
+):
   """Checks that a mixer equals `want(params, tokens)` on every sample.
 
   The tolerance is 1e-10 in float64 and `atol` in float32. The parameters are
@@ -91,12 +124,14 @@ def check(name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False):
     with jax.enable_x64(dtype == jnp.float64):
       mixer = MIXERS[name](dtype=dtype, **options)
       tokens = jnp.asarray(x, dtype)
-      cast = jax.tree.map(lambda a, t=dtype: jnp.asarray(a, t), params)
+      cast, given = jax.tree.map(
+        lambda a, t=dtype: jnp.asarray(a, t), (params, carry)
+      )
 
       @jax.jit
-      def apply(params, tokens, mask, mixer=mixer):
+      def apply(params, tokens, mask, mixer=mixer, given=given):
         kw = {"residual": tokens[..., ::-1]} if residual else {}
-        kw |= {"mask": mask, "carry": None, "train": False}
+        kw |= {"mask": mask, "carry": given, "train": False}
         return mixer.apply({"params": params}, tokens, **kw)[0]
 
       y = apply(cast, tokens, jnp.asarray(mask))

@@ -6,7 +6,6 @@ import pytest
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import mamba
 from tests.models.mixers import sequential
-from tests.models.mixers.test_rglru import convolved
 
 pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
 
@@ -17,7 +16,7 @@ def outputs(params, x):
   """Algorithm 2 of Gu and Dao 2023, with the block of their figure 3."""
   size = params["A_log"].shape[1]
   u, z = np.split(sequential.linear(params["input"], x), 2, -1)
-  u = sequential.silu(convolved(params, u))
+  u = sequential.silu(sequential.convolved(params, u))
   gates = sequential.linear(params["gates"], u)
   rank = gates.shape[1] - 2 * size
   step = gates[:, :rank] @ params["step"] + params["step_bias"]

@@ -13,13 +13,6 @@ pytestmark = pytest.mark.slow  # Not in REPRESENTATIVES.
 SMALL = {"num_heads": 2}
 
 
-def convolved(params, u):
-  """A causal convolution of four tokens, channel by channel."""
-  padded = np.concatenate([np.zeros((3, u.shape[1])), u])
-  taps = [params["conv"][k] * padded[k : k + len(u)] for k in range(4)]
-  return sum(taps) + params["conv_bias"]
-
-
 def by_heads(params, name, u):
   h, e, _ = params[name].shape
   y = np.einsum("nhe,hef->nhf", u.reshape(-1, h, e), params[name])
@@ -29,7 +22,7 @@ def by_heads(params, name, u):
 def outputs(params, x):
   """Equations 1 to 4 of De et al. 2024; the first token has the factor 1."""
   gate = sequential.gelu_tanh(sequential.linear(params["gate"], x))
-  u = convolved(params, sequential.linear(params["input"], x))
+  u = sequential.convolved(params, sequential.linear(params["input"], x))
   remain, enter = by_heads(params, "remain", u), by_heads(params, "enter", u)
   log_a = -8 * remain * sequential.softplus(params["Lambda"])
   root = np.sqrt(1 - np.exp(2 * log_a))

@@ -1,0 +1,343 @@
+"""Linear recurrences whose state is a matrix, such as the delta rule.
+
+`matrix_scan` is independent of the models of this package. DeltaNet, Mamba-2,
+gated linear attention and their relatives are options of it. Its backward pass
+stores one state per chunk of tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxformers.foundations.registry import check_keywords
+
+CHUNK = 64  # Writes per chunk, with one decay for all channels of a key.
+FINE_CHUNK = 16  # Writes per chunk, with a decay for each channel.
+HIGHEST = jax.lax.Precision.HIGHEST  # Float32 on TPUs, too.
+
+_einsum = functools.partial(jnp.einsum, precision=HIGHEST)
+
+
+class _Chunk(NamedTuple):
+  """Arrays of the c writes of a chunk, r of them for each token.
+
+  Attributes:
+    q: queries of the tokens, [b, h, c / r, K].
+    k, v: keys and values of the writes, [b, h, c, K] and [b, h, c, V].
+    log_decay: log of the factors before each write, [b, h, c, K or 1]; 0 but
+      for the first write of a token. None for no decay.
+    beta: strengths of the writes, [b, h, c, 1]; None for no erasing.
+    resets: True where the state is set to 0 before a write, bool [b, 1, c];
+      None for no resets.
+  """
+
+  q: jax.Array
+  k: jax.Array
+  v: jax.Array
+  log_decay: jax.Array | None
+  beta: jax.Array | None
+  resets: jax.Array | None
+
+
+@check_keywords
+def matrix_scan(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  beta: jax.Array | None = None,
+  log_decay: jax.Array | None = None,
+  mask: jax.Array | None = None,
+  resets: jax.Array | None = None,
+  initial: jax.Array | None = None,
+  reverse: bool = False,
+  form: str = "chunked",
+  chunk: int = 0,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns o_t = S_t^T q_t for all tokens t, and the last state S.
+
+  A token multiplies row i of the state S [K, V] by its factor a_i, and then
+  writes r times, each time with its own key k, value v and beta:
+
+      S <- diag(a) S
+      S <- (I - beta k k^T) S + beta k v^T
+
+  The factor I - beta k k^T is a generalised Householder reflection: with a key
+  of norm 1 its eigenvalues are 1 and 1 - beta, so that it erases for beta = 1
+  and reflects for beta = 2. Without `beta` nothing is erased: S <- S + k v^T.
+  The query reads the state after all writes of its token. A masked token
+  changes nothing and reads 0. States are computed in float32 at least.
+
+  Keys should have norm 1 if `beta` is given; the state may grow without bound
+  otherwise.
+
+  Source: Yang et al. 2024, https://arxiv.org/abs/2406.06484, section 3, in
+  chunks; Siems et al. 2025, https://arxiv.org/abs/2502.10297, several writes;
+  Yang et al. 2023, https://arxiv.org/abs/2312.06635, a decay for each channel.
+
+  Args:
+    q: queries, [b, n, h, K].
+    k: keys, [b, n, h, K], or [b, n, r, h, K] for r writes per token.
+    v: values, [b, n, h, V] or [b, n, r, h, V].
+    beta: strengths of the writes, [b, n, h] or [b, n, r, h]; None for a sum
+      without erasing.
+    log_decay: log a, at most 0: [b or 1, n, h] for one factor per head, or
+      [b or 1, n, h, K] for one per channel of the key; None for a = 1.
+    mask: bool [b, n], False at tokens to skip; None for all True.
+    resets: bool [b, n], True at tokens before which the state is set to 0, such
+      as the first token of another example in the same row; None for none.
+    initial: state before the first token, [b, h, K, V]; None for 0.
+    reverse: True to begin with the last token.
+    form: "chunked" computes the tokens of a chunk at once by products and one
+      triangular solve, and "loop" one token after another. Both give the same
+      result up to rounding.
+    chunk: number of writes per chunk; 0 for `CHUNK`, or `FINE_CHUNK` with a
+      decay for each channel. The last chunk may be shorter.
+
+  Returns:
+    The outputs [b, n, h, V] in the dtype of `v`, and the state after the last
+    token (the first one with `reverse`), [b, h, K, V], in float32 at least.
+
+  Raises:
+    ValueError: if the form is unknown, or if shapes do not fit.
+
+  Example:
+    A key that is written twice holds the second value:
+
+    >>> import jax.numpy as jnp
+    >>> ones = jnp.ones((1, 2, 1, 1))
+    >>> values = jnp.array([3.0, 5.0]).reshape(1, 2, 1, 1)
+    >>> outputs, last = matrix_scan(ones, ones, values, beta=ones[..., 0])
+    >>> outputs.ravel().tolist(), last.ravel().tolist()
+    ([3.0, 5.0], [5.0])
+  """
+  # Give keys, values and beta an axis of writes.
+  if k.ndim == q.ndim:
+    k, v = k[:, :, None], v[:, :, None]
+    beta = None if beta is None else beta[:, :, None]
+  b, n, writes, h, size = _check(q, k, v, beta, form)
+  is_fine = log_decay is not None and log_decay.ndim == q.ndim
+  if log_decay is not None and not is_fine:
+    log_decay = log_decay[..., None]
+  # Compute in float32 at least.
+  dtype = v.dtype
+  wide = jnp.promote_types(dtype, jnp.float32)
+  arrays = _map(lambda x: x.astype(wide), (q, k, v, beta, log_decay))
+  q, k, v, beta, log_decay = arrays
+  if log_decay is not None:
+    log_decay = jnp.broadcast_to(log_decay, (b, *log_decay.shape[1:]))
+  if initial is None:
+    initial = jnp.zeros((b, h, size, v.shape[-1]), wide)
+  # A masked token does not decay, erase or write, even where it is not finite.
+  if mask is not None:
+    q, k, v, beta, log_decay = _map(
+      lambda x: jnp.where(_beside(mask, x), x, 0), (q, k, v, beta, log_decay)
+    )
+  # Run a reversed recurrence forwards on flipped tokens.
+  tokens = (q, k, v, beta, log_decay, resets)
+  if reverse:
+    tokens = _map(lambda x: jnp.flip(x, 1), tokens)
+  # Scan over the chunks; the backward pass recomputes their states.
+  length = max((chunk or (FINE_CHUNK if is_fine else CHUNK)) // writes, 1)
+  chunks = _cut(min(length, n), *tokens)
+  step = jax.checkpoint(FORMS[form])
+  last, outputs = jax.lax.scan(step, initial.astype(wide), chunks)
+  # Join the chunks, [chunks, b, h, length, V] -> [b, n, h, V].
+  outputs = jnp.moveaxis(outputs, (0, 3), (1, 2))
+  outputs = outputs.reshape(b, -1, h, v.shape[-1])[:, :n]
+  if reverse:
+    outputs = jnp.flip(outputs, 1)
+  return outputs.astype(dtype), last
+
+
+def _map(function: Any, arrays: Any) -> Any:
+  """Applies `function` to all arrays that are not None."""
+  return jax.tree.map(function, arrays)
+
+
+def _beside(mask: jax.Array, x: jax.Array) -> jax.Array:
+  """Appends axes of size one to the mask until it has the rank of x."""
+  return mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
+
+
+def _check(
+  q: jax.Array, k: jax.Array, v: jax.Array, beta: jax.Array | None, form: str
+) -> tuple[int, ...]:
+  """Returns b, n, r, h and K; raises ValueError if shapes do not fit."""
+  if form not in FORMS:
+    raise ValueError(f"Unknown form {form!r}: choose {', '.join(FORMS)}.")
+  if q.ndim != 4 or k.ndim != 5 or q.shape[1] < 1:
+    raise ValueError(
+      f"q has the shape {q.shape} and k {k.shape}: give q as [b, n, h, K] with "
+      "n > 0, and k as [b, n, h, K] or [b, n, r, h, K]."
+    )
+  (b, n, h, size), writes = q.shape, k.shape[2]
+  shapes = {"k": (b, n, writes, h, size), "v": (*k.shape[:-1], v.shape[-1])}
+  arrays = {"k": k, "v": v}
+  if beta is not None:
+    shapes["beta"], arrays["beta"] = k.shape[:-1], beta
+  for name, array in arrays.items():
+    if array.shape != shapes[name]:
+      raise ValueError(
+        f"{name} has the shape {array.shape}, with q {q.shape} and k "
+        f"{k.shape}: give {shapes[name]}."
+      )
+  return b, n, writes, h, size
+
+
+def _cut(
+  length: int,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  beta: jax.Array | None,
+  log_decay: jax.Array | None,
+  resets: jax.Array | None,
+) -> _Chunk:
+  """Cuts n tokens into chunks of `length`, with the chunks as first axis.
+
+  The tokens that pad the last chunk change nothing.
+  """
+  writes = k.shape[2]
+
+  def cut(x: jax.Array) -> jax.Array:
+    # [b, n, r, h, e] -> [chunks, b, h, length r, e].
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % length), *[(0, 0)] * 3))
+    x = x.reshape(x.shape[0], -1, length, *x.shape[2:])
+    x = jnp.moveaxis(x, (1, 4), (0, 2))
+    return x.reshape(*x.shape[:3], -1, x.shape[-1])
+
+  def at_first_write(x: jax.Array) -> jax.Array:
+    # A token decays and is reset before its first write only.
+    return jnp.pad(x[:, :, None], ((0, 0), (0, 0), (0, writes - 1), *_NONE))
+
+  return _Chunk(
+    q=cut(q[:, :, None]),
+    k=cut(k),
+    v=cut(v),
+    log_decay=None if log_decay is None else cut(at_first_write(log_decay)),
+    beta=None if beta is None else cut(beta[..., None]),
+    resets=(
+      None
+      if resets is None
+      else cut(at_first_write(resets[..., None, None]))[..., 0]
+    ),
+  )
+
+
+_NONE = ((0, 0), (0, 0))  # No padding of heads and channels.
+
+
+def _run_loop(state: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
+  """Runs one write after another; see `_run_chunk`."""
+  writes = chunk.k.shape[2] // chunk.q.shape[2]
+
+  def write(state: jax.Array, part: _Chunk) -> tuple[jax.Array, jax.Array]:
+    k, v = part.k, part.v
+    if part.resets is not None:
+      state = jnp.where(part.resets[..., None, None], 0, state)
+    if part.log_decay is not None:
+      state = jnp.exp(part.log_decay)[..., None] * state
+    # (I - beta k k^T) S + beta k v^T = S + k (beta (v - S^T k))^T
+    if part.beta is not None:
+      v = part.beta * (v - _einsum("bhk,bhkv->bhv", k, state))
+    state = state + k[..., None] * v[:, :, None]
+    return state, _einsum("bhk,bhkv->bhv", part.q, state)
+
+  # Repeat queries for all writes, and keep the outputs after the last ones.
+  chunk = chunk._replace(q=jnp.repeat(chunk.q, writes, 2))
+  steps = _map(lambda x: jnp.moveaxis(x, 2, 0), chunk)
+  state, outputs = jax.lax.scan(write, state, steps)
+  return state, jnp.moveaxis(outputs[writes - 1 :: writes], 0, 2)
+
+
+def _run_chunk(state: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
+  """Runs all writes of a chunk at once.
+
+  Write i adds k_i u_i^T to the state, where the u solve a triangular system:
+
+      u_i + beta_i sum_{j<i} (k_i . D_ij k_j) u_j = beta_i (v_i - S^T D_i k_i)
+
+  S is the state before the chunk, D_i the product of the factors up to write i
+  and D_ij of those after write j. The system is solved by forward substitution:
+  powers of its matrix, a usual alternative, lose all digits for equal keys.
+
+  Args:
+    state: state before the chunk, [b, h, K, V].
+    chunk: arrays of the chunk.
+
+  Returns:
+    The state after the chunk, and the outputs, [b, h, tokens, V].
+  """
+  q, k, v = chunk.q, chunk.k, chunk.v
+  writes = k.shape[2] // q.shape[2]
+  # Weigh pairs of a write i and an earlier write j by D_ij.
+  into, pairs, out = _decays(chunk)
+  keys = _products(k, k, pairs)
+  queries = _products(q, k, pairs[:, :, writes - 1 :: writes])
+  # Keys and queries meet the state before the chunk through D_i.
+  k_into, q_into = k * into, q * into[:, :, writes - 1 :: writes]
+  if chunk.beta is not None:
+    # Solve for the part of u that depends on v, and for its factor of S.
+    matrix = jnp.tril(chunk.beta * keys, -1)
+    both = jnp.concatenate([chunk.beta * v, chunk.beta * k_into], -1)
+    both = jax.lax.linalg.triangular_solve(
+      matrix, both, left_side=True, lower=True, unit_diagonal=True
+    )
+    v, factor = jnp.split(both, [v.shape[-1]], -1)
+    v = v - _einsum("bhck,bhkv->bhcv", factor, state)
+  outputs = _einsum("bhtk,bhkv->bhtv", q_into, state)
+  outputs = outputs + _einsum("bhtc,bhcv->bhtv", queries, v)
+  # The state decays by all factors, and gains what each write leaves.
+  state = jnp.swapaxes(into[:, :, -1:], -1, -2) * state
+  return state + _einsum("bhck,bhcv->bhkv", k * out, v), outputs
+
+
+def _decays(chunk: _Chunk) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns the factors between the writes of a chunk.
+
+  Returns:
+    D_i, the factor from the state before the chunk to write i, [b, h, c, K or
+    1]; D_ij, the factor from write j to write i >= j, and 0 for i < j, [b, h,
+    c, c, K or 1]; and the factor from write i to the end, shaped as the first.
+    Leading axes may be 1.
+  """
+  count = chunk.k.shape[2]
+  is_earlier = jnp.tril(jnp.ones((count, count), bool))[None, None]
+  one = jnp.ones((1, 1, count, 1), chunk.k.dtype)
+  # A write is connected with writes that no reset separates from it.
+  is_first = is_last = None
+  if chunk.resets is not None:
+    number = jnp.cumsum(chunk.resets, -1, dtype=jnp.int32)
+    is_earlier &= number[..., None] == number[..., None, :]
+    is_first = (number == 0)[..., None]
+    is_last = (number == number[..., -1:])[..., None]
+  # Without decay the factors are 1 or 0.
+  if chunk.log_decay is None:
+    into = one if is_first is None else is_first.astype(one.dtype)
+    out = one if is_last is None else is_last.astype(one.dtype)
+    return into, is_earlier[..., None].astype(one.dtype), out
+  # Sum the logs between j and i; differences of sums from the start would lose
+  # digits. Hide i < j before the exponential, or gradients would be NaN.
+  logs = chunk.log_decay
+  strictly = jnp.tril(jnp.ones((count, count), bool), -1)[None, None, ..., None]
+  between = jnp.cumsum(jnp.where(strictly, logs[:, :, :, None], 0), 2)
+  pairs = jnp.exp(jnp.where(is_earlier[..., None], between, -jnp.inf))
+  into, out = jnp.exp(jnp.cumsum(logs, 2)), jnp.exp(between[:, :, -1])
+  if is_first is not None and is_last is not None:
+    into, out = jnp.where(is_first, into, 0), jnp.where(is_last, out, 0)
+  return into, pairs, out
+
+
+def _products(x: jax.Array, k: jax.Array, pairs: jax.Array) -> jax.Array:
+  """Returns x_i . D_ij k_j, [b, h, i, j], for D_ij of `pairs`."""
+  if pairs.shape[-1] == 1:
+    return _einsum("bhik,bhjk->bhij", x, k) * pairs[..., 0]
+  return (x[:, :, :, None] * k[:, :, None] * pairs).sum(-1)
+
+
+FORMS = {"chunked": _run_chunk, "loop": _run_loop}

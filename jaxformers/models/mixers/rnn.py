@@ -1,0 +1,175 @@
+"""LSTM, GRU and minGRU: recurrences whose state is a vector."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxformers.models.cache import check_causal, recall, remember
+from jaxformers.models.mixer import MIXERS
+from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.recurrence import dense
+from jaxformers.models.reductions import wide
+from jaxformers.models.variants import MODELS, Variant
+from jaxformers.scan import linear_scan
+
+MODELS.register("lstm")(
+  Variant(
+    "lstm",
+    recurrence="gated",
+    count_layers=lambda d, n, layers: layers * (22 * d * d + 16 * d) + 2 * d,
+  )
+)
+MODELS.register("gru")(
+  Variant(
+    "gru",
+    recurrence="gated",
+    count_layers=lambda d, n, layers: layers * (18 * d * d + 16 * d) + 2 * d,
+  )
+)
+MODELS.register("mingru")(
+  Variant(
+    "mingru",
+    recurrence="gated",
+    count_layers=lambda d, n, layers: layers * (10 * d * d + 12 * d) + 2 * d,
+  )
+)
+
+
+class RNN(nn.Module):
+  """Base class of mixers with a vector as state: x [b, n, d] -> [b, n, d].
+
+  The states of both directions have their own parameters. They are joined and
+  mapped linearly. All subclasses have the fields below.
+
+  Attributes:
+    causal: True to read only the present and earlier tokens; False to read in
+      both directions.
+    dtype: compute type; parameters and states are float32.
+  """
+
+  has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+
+  causal: bool = False
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
+  ) -> tuple[jax.Array, Any]:
+    del train
+    check_causal(self, causal=self.causal)
+    # Move the tokens before the padding.
+    front = to_front(x.astype(self.dtype), mask)
+    is_token = jnp.arange(mask.shape[1])[None] < mask.sum(1)[:, None]
+    states, last = self.recur(front, is_token, recall(self, "state"))
+    remember(self, "state", last)
+    if not self.causal:
+      behind, _ = self.recur(front, is_token, None, reverse=True)
+      states = jnp.concatenate([states, behind], -1)
+    y = dense(states, x.shape[-1], "output", dtype=self.dtype)
+    return move_back(y, mask), carry
+
+  def recur(
+    self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
+  ) -> tuple[jax.Array, Any]:
+    """Returns the states of all tokens, [b, n, d], and the last state.
+
+    Args:
+      x: tokens [b, n, d], before the padding, which is 0.
+      mask: bool [b, n], True at tokens.
+      initial: state before the first token; None for 0.
+      reverse: True to begin with the last token.
+    """
+    raise NotImplementedError
+
+
+class _Cell(RNN):
+  """Base class of mixers that run a cell of Flax."""
+
+  def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
+    """Returns the cell of d channels, computed in `dtype`."""
+    raise NotImplementedError
+
+  def recur(
+    self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
+  ) -> tuple[jax.Array, Any]:
+    dtype, x = x.dtype, wide(x)
+    cell = self.make_cell(x.shape[-1], x.dtype)
+    if initial is None:
+      initial = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
+      initial = jax.tree.map(lambda a: a.astype(x.dtype), initial)
+
+    # Padding copies the state.
+    def step(cell: Any, state: Any, token: Any) -> tuple[Any, jax.Array]:
+      x, is_token = token
+      new, y = cell(state, x)
+      keep = is_token[:, None]
+      return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, state), y
+
+    run = nn.scan(
+      step,
+      variable_broadcast="params",
+      split_rngs={"params": False},
+      in_axes=1,
+      out_axes=1,
+      reverse=reverse,
+    )
+    last, states = run(cell, initial, (x, mask))
+    return states.astype(dtype), last
+
+
+@MIXERS.register("lstm")
+class LSTM(_Cell):
+  """Long short-term memory, with a linear map of its outputs.
+
+  Source: Hochreiter and Schmidhuber 1997,
+  https://doi.org/10.1162/neco.1997.9.8.1735, with the forget gate of Gers et
+  al. 2000; the cell is Flax's `OptimizedLSTMCell`.
+  """
+
+  def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
+    return nn.OptimizedLSTMCell(d, dtype=dtype)
+
+
+@MIXERS.register("gru")
+class GRU(_Cell):
+  """Gated recurrent unit, with a linear map of its states.
+
+  Source: Cho et al. 2014, https://arxiv.org/abs/1406.1078, section 2.3; the
+  cell is Flax's `GRUCell`, which multiplies by the reset gate after the map.
+  """
+
+  def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
+    return nn.GRUCell(d, dtype=dtype)
+
+
+@MIXERS.register("mingru")
+class MinGRU(RNN):
+  """minGRU: gates that do not read the state, so that the scan is linear.
+
+  h_t = (1 - z_t) h_(t-1) + z_t g(V x_t) with z_t = sigmoid(W x_t), and g(x) =
+  x + 1/2 for x > 0 and sigmoid(x) elsewhere.
+
+  Source: Feng et al. 2024, https://arxiv.org/abs/2410.01201, section 3.1, with
+  the positive g of their appendix B.
+  """
+
+  def recur(
+    self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
+  ) -> tuple[jax.Array, Any]:
+    end, d = "_reverse" if reverse else "", x.shape[-1]
+    gate = wide(dense(x, d, f"update{end}", dtype=self.dtype))
+    new = wide(dense(x, d, f"candidate{end}", dtype=self.dtype))
+    new = jnp.where(new > 0, new + 0.5, jax.nn.sigmoid(new))
+    states, last = linear_scan(
+      jax.nn.sigmoid(-gate),
+      jax.nn.sigmoid(gate) * new,
+      mask=mask,
+      initial=initial,
+      reverse=reverse,
+    )
+    return states.astype(x.dtype), last

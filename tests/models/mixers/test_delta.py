@@ -1,0 +1,110 @@
+"""DeltaNet, Gated DeltaNet and DeltaProduct against their recurrence."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import matrix_scan
+from jaxformers.models.mixer import MIXERS
+from tests.marks import slow_except
+from tests.models.mixers import sequential
+
+SMALL = {"num_heads": 2}
+OPTIONS = [
+  {"num_householder": 2, "forget": True, "signed": True, "output_gate": True},
+  {},
+  {"signed": True, "conv_width": 0, "expansion": 2, "head_dim": 4},
+  {"reflect": True, "num_householder": 3},
+]
+
+
+def outputs(params, x, *, options, causal):
+  """The layer of Yang et al. and of Siems et al., token by token."""
+  h, writes = 2, options.get("num_householder", 1)
+  key = h * options.get("head_dim", 3)
+  value = key * options.get("expansion", 1)
+  read = sequential.linear(params["read"], x)
+  if options.get("conv_width", 4):
+    read = sequential.convolved(params, read)
+  read = sequential.silu(read)
+  # Queries, then the keys of all writes, then their values.
+  ends = np.cumsum([key] + [key] * writes + [value] * writes)[:-1]
+  q, *rest = (sequential.by_heads(a, h) for a in np.split(read, ends, 1))
+  q, *keys = map(unit, (q, *rest[:writes]))
+  beta = sequential.sigmoid(
+    sequential.linear(params["strength"], x) if "strength" in params else 0.0
+  )
+  if options.get("reflect"):
+    beta = np.full((len(x), writes * h), 2.0)
+  elif options.get("signed"):
+    beta = 2 * beta
+  log_decay = None
+  if options.get("forget"):
+    step = sequential.linear(params["decay"], x) + params["step_bias"]
+    log_decay = -np.exp(params["A_log"]) * sequential.softplus(step)
+  run = functools.partial(
+    sequential.read,
+    q * q.shape[-1] ** -0.5,
+    np.stack(keys, 1),
+    np.stack(rest[writes:], 1),
+    beta=beta.reshape(len(x), writes, h),
+    log_decay=log_decay,
+  )
+  y = run() if causal else run() + run(reverse=True)
+  y = sequential.rms(y, params["norm"]["scale"]).reshape(len(x), -1)
+  if options.get("output_gate"):
+    y = y * sequential.silu(sequential.linear(params["gate"], x))
+  return sequential.linear(params["output"], y)
+
+
+def unit(x):
+  return x / np.sqrt(np.square(x).sum(-1, keepdims=True) + 1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("options", slow_except(OPTIONS[:1], OPTIONS))
+def test_delta_is_its_recurrence(options, causal):
+  want = functools.partial(outputs, options=options, causal=causal)
+  # Reflections do not damp the rounding of earlier tokens.
+  atol = 2e-5 if options.get("reflect") else 5e-6
+  options = SMALL | options | {"causal": causal}
+  sequential.check("delta", want, options, atol=atol)
+
+
+def test_delta_starts_as_published():
+  params = sequential.init(MIXERS["delta"](num_heads=64, forget=True), 256)
+  assert abs(params["read"]["kernel"].std() - 0.02) < 1e-3
+  assert "bias" not in params["read"] and "conv_bias" not in params
+  step = sequential.softplus(np.asarray(params["step_bias"], np.float64))
+  assert 1e-3 * 0.99 <= step.min() < 3e-3 and 0.03 < step.max() <= 0.101
+  factor = np.exp(params["A_log"])
+  assert 0 <= factor.min() < 2 and 14 < factor.max() <= 16
+
+
+def test_reflections_learn_no_strengths():
+  mixer = MIXERS["delta"](reflect=True, signed=True)
+  with pytest.raises(ValueError, match=r"signed=True and reflect=True"):
+    sequential.init(mixer, 8)
+  assert "strength" not in sequential.init(MIXERS["delta"](reflect=True), 8)
+
+
+@pytest.mark.parametrize("writes", [1, 3])
+def test_reflections_keep_the_norm_of_a_state(writes):
+  """The map from the first state to the last one is orthogonal."""
+  b, n, h, size = 1, 4_096 // writes, 1, 8
+  keys = jax.random.normal(jax.random.key(0), (b, n, writes, h, size))
+  keys = keys / jnp.linalg.norm(keys, axis=-1, keepdims=True)
+  zeros = jnp.zeros((b, n, writes, h, size))
+
+  @jax.jit
+  def last(state):
+    options = {"beta": jnp.full(keys.shape[:-1], 2.0), "initial": state}
+    return matrix_scan(keys[:, :, 0], keys, zeros, **options)[1]
+
+  # The images of the unit vectors are the columns of the map.
+  columns = last(jnp.eye(size)[None, None])[0, 0]
+  values = np.linalg.svd(columns, compute_uv=False)
+  np.testing.assert_allclose(values, 1, atol=2e-5)
