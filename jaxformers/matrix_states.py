@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from jaxformers.foundations.registry import check_keywords
 
-CHUNK = 64  # Writes per chunk, with one decay for all channels of a key.
+CHUNK = 32  # Writes per chunk, with one decay for all channels of a key.
 FINE_CHUNK = 16  # Writes per chunk, with a decay for each channel.
+BLOCK = 16  # Rows of the blocks of a triangular system.
 HIGHEST = jax.lax.Precision.HIGHEST  # Float32 on TPUs, too.
 
 _einsum = functools.partial(jnp.einsum, precision=HIGHEST)
@@ -282,14 +283,10 @@ def _run_chunk(state: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
   # Keys and queries meet the state before the chunk through D_i.
   k_into, q_into = k * into, q * into[:, :, writes - 1 :: writes]
   if chunk.beta is not None:
-    # Solve for the part of u that depends on v, and for its factor of S.
-    matrix = jnp.tril(chunk.beta * keys, -1)
-    both = jnp.concatenate([chunk.beta * v, chunk.beta * k_into], -1)
-    both = jax.lax.linalg.triangular_solve(
-      matrix, both, left_side=True, lower=True, unit_diagonal=True
-    )
-    v, factor = jnp.split(both, [v.shape[-1]], -1)
-    v = v - _einsum("bhck,bhkv->bhcv", factor, state)
+    # Solve for u.
+    v = chunk.beta * (v - _einsum("bhck,bhkv->bhcv", k_into, state))
+    inverse = _invert(jnp.tril(chunk.beta * keys, -1))
+    v = _einsum("bhij,bhjv->bhiv", inverse, v)
   outputs = _einsum("bhtk,bhkv->bhtv", q_into, state)
   outputs = outputs + _einsum("bhtc,bhcv->bhtv", queries, v)
   # The state decays by all factors, and gains what each write leaves.
@@ -338,6 +335,64 @@ def _products(x: jax.Array, k: jax.Array, pairs: jax.Array) -> jax.Array:
   if pairs.shape[-1] == 1:
     return _einsum("bhik,bhjk->bhij", x, k) * pairs[..., 0]
   return (x[:, :, :, None] * k[:, :, None] * pairs).sum(-1)
+
+
+@jax.custom_vjp
+def _invert(matrix: jax.Array) -> jax.Array:
+  """Returns (I + A)^-1 of a strictly lower triangular A, [b, h, c, c].
+
+  The diagonal blocks of `BLOCK` rows are inverted by forward substitution.
+  Pairs of blocks are then joined, [[P, 0], [-Q A P, Q]], until one is left.
+  """
+  # Pad with rows of the identity.
+  count, size = matrix.shape[-1], BLOCK
+  while size < count:
+    size *= 2
+  rest = (0, size - count)
+  matrix = jnp.pad(matrix, ((0, 0), (0, 0), rest, rest))
+  # Invert the diagonal blocks.
+  blocks = [
+    matrix[:, :, i : i + BLOCK, i : i + BLOCK] for i in range(0, size, BLOCK)
+  ]
+  blocks = jnp.stack(blocks, 2)
+  eye = jnp.broadcast_to(jnp.eye(BLOCK, dtype=matrix.dtype), blocks.shape)
+  blocks = jax.lax.linalg.triangular_solve(
+    blocks, eye, left_side=True, lower=True, unit_diagonal=True
+  )
+  # Join pairs of blocks.
+  while (width := blocks.shape[-1]) < size:
+    below = [
+      matrix[:, :, i + width : i + 2 * width, i : i + width]
+      for i in range(0, size, 2 * width)
+    ]
+    first, second = blocks[:, :, ::2], blocks[:, :, 1::2]
+    corner = -_product(second, _product(jnp.stack(below, 2), first))
+    blocks = jnp.concatenate(
+      [
+        jnp.concatenate([first, jnp.zeros_like(first)], -1),
+        jnp.concatenate([corner, second], -1),
+      ],
+      -2,
+    )
+  return blocks[:, :, 0, :count, :count]
+
+
+def _product(x: jax.Array, y: jax.Array) -> jax.Array:
+  return jnp.matmul(x, y, precision=HIGHEST)
+
+
+def _invert_forward(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+  inverse = _invert(matrix)
+  return inverse, inverse
+
+
+def _invert_backward(inverse: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+  # The differential of the inverse T is -T dA T.
+  transposed = jnp.swapaxes(inverse, -1, -2)
+  return (-_product(_product(transposed, g), transposed),)
+
+
+_invert.defvjp(_invert_forward, _invert_backward)
 
 
 FORMS = {"chunked": _run_chunk, "loop": _run_loop}
