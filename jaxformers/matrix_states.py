@@ -116,11 +116,24 @@ def matrix_scan(
     >>> outputs.ravel().tolist(), last.ravel().tolist()
     ([3.0, 5.0], [5.0])
   """
+  mask, resets = _map(jnp.asarray, (mask, resets))
   # Give keys, values and beta an axis of writes.
   if k.ndim == q.ndim:
     k, v = k[:, :, None], v[:, :, None]
     beta = None if beta is None else beta[:, :, None]
-  b, n, writes, h, size = _check(q, k, v, beta, form)
+  _check(
+    form,
+    chunk,
+    q=q,
+    k=k,
+    v=v,
+    beta=beta,
+    log_decay=log_decay,
+    mask=mask,
+    resets=resets,
+    initial=initial,
+  )
+  (b, n, h, size), writes = q.shape, k.shape[2]
   is_fine = log_decay is not None and log_decay.ndim == q.ndim
   if log_decay is not None and not is_fine:
     log_decay = log_decay[..., None]
@@ -165,29 +178,45 @@ def _beside(mask: jax.Array, x: jax.Array) -> jax.Array:
   return mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
 
 
-def _check(
-  q: jax.Array, k: jax.Array, v: jax.Array, beta: jax.Array | None, form: str
-) -> tuple[int, ...]:
-  """Returns b, n, r, h and K; raises ValueError if shapes do not fit."""
+def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
+  """Raises ValueError for a wrong form, chunk or shape.
+
+  Args:
+    form: name of the form.
+    chunk: number of writes per chunk.
+    **arrays: arguments of `matrix_scan`; k, v and beta with an axis of writes.
+  """
   if form not in FORMS:
     raise ValueError(f"Unknown form {form!r}: choose {', '.join(FORMS)}.")
-  if q.ndim != 4 or k.ndim != 5 or q.shape[1] < 1:
+  if chunk < 0:
+    raise ValueError(f"chunk={chunk} is negative: give a number of writes.")
+  given = {name: x.shape for name, x in arrays.items() if x is not None}
+  q, k, v = (given[name] for name in "qkv")
+  if len(q) != 4 or len(k) != 5 or q[1] < 1:
     raise ValueError(
-      f"q has the shape {q.shape} and k {k.shape}: give q as [b, n, h, K] with "
-      "n > 0, and k as [b, n, h, K] or [b, n, r, h, K]."
+      f"q has the shape {q} and k {k}: give q as [b, n, h, K] with n > 0, and "
+      "k as [b, n, h, K] or [b, n, r, h, K]."
     )
-  (b, n, h, size), writes = q.shape, k.shape[2]
-  shapes = {"k": (b, n, writes, h, size), "v": (*k.shape[:-1], v.shape[-1])}
-  arrays = {"k": k, "v": v}
-  if beta is not None:
-    shapes["beta"], arrays["beta"] = k.shape[:-1], beta
-  for name, array in arrays.items():
-    if array.shape != shapes[name]:
+  # Shapes that each array may have.
+  (b, n, h, size), writes = q, k[2]
+  allowed = {
+    "k": [(b, n, writes, h, size)],
+    "v": [(b, n, writes, h, *v[4:])],
+    "beta": [(b, n, writes, h)],
+    "log_decay": [
+      (rows, n, h, *channels) for rows in (b, 1) for channels in ((), (size,))
+    ],
+    "mask": [(b, n)],
+    "resets": [(b, n)],
+    "initial": [(b, h, size, *v[4:])],
+  }
+  for name, shapes in allowed.items():
+    if name in given and given[name] not in shapes:
+      listed = " or ".join(map(str, dict.fromkeys(shapes)))
       raise ValueError(
-        f"{name} has the shape {array.shape}, with q {q.shape} and k "
-        f"{k.shape}: give {shapes[name]}."
+        f"{name} has the shape {given[name]}, with q {q} and k {k}: give "
+        f"{listed}."
       )
-  return b, n, writes, h, size
 
 
 def _cut(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 from jaxformers import matrix_scan
 from tests.marks import slow_except
@@ -113,3 +114,155 @@ def test_every_form_equals_a_loop(writes, decay, erases):
       found = run(arguments | extra, form=form, chunk=chunk, reverse=reverse)
       for x, y in zip(found, wanted, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+def test_gradients_equal_finite_differences(writes):
+  arguments = draw(writes, "channel", erases=True, shape=(1, 5, 1, 3, 2))
+  extra = {"mask": np.array([[True, True, False, True, True]])}
+  extra["resets"] = np.array([[False, False, False, True, False]])
+  weights = np.random.default_rng(3).normal(size=(1, 5, 1, 2))
+  with jax.enable_x64(True):
+    for form in ("chunked", "loop"):
+
+      @jax.jit
+      def loss(arrays, form=form):
+        q, k, v = (arrays[name] for name in "qkv")
+        rest = {name: x for name, x in arrays.items() if name not in "qkv"}
+        options = {"form": form, "chunk": 2 * writes}
+        y, last = matrix_scan(q, k, v, **rest, **extra, **options)
+        return (weights * jnp.sin(y)).sum() + jnp.sin(last).sum()
+
+      arrays = jax.tree.map(jnp.asarray, arguments)
+      check_grads(loss, (arrays,), order=1, modes=["rev"], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [32, 64])
+@pytest.mark.parametrize("beta", [1.0, 1.9, 2.0])
+def test_repeated_keys_lose_no_digits(beta, chunk):
+  """Powers of the triangular matrix would have errors of 1e3 to 1e9 here."""
+  arguments = draw(1, "", erases=True, shape=(1, 64, 1, 16, 4))
+  for period in (1, 2):  # Equal keys, or two that alternate.
+    keys = arguments["k"][:, np.arange(64) % period]
+    changed = {"k": keys, "beta": np.full((1, 64, 1, 1), beta)}
+    wanted = loop(**arguments | changed, mask=None, resets=None, reverse=False)
+    found = run(arguments | changed, jnp.float32, chunk=chunk)
+    # A loop in float32 has errors of 1e-6 to 2e-6 of the greatest output.
+    atol = 1e-5 * np.abs(wanted[0]).max()
+    for x, y in zip(found, wanted, strict=True):
+      np.testing.assert_allclose(x, y, atol=atol, rtol=0)
+
+
+def test_strong_decays_lose_no_digits():
+  """Differences of running sums of logs would have errors of 1e-4 here."""
+  arguments = draw(1, "head", erases=False, shape=(1, 32, 1, 4, 2))
+  arguments["log_decay"][:, :16] = -1_000.0
+  arguments["log_decay"][:, 16:] = -1e-3
+  wanted = loop(**arguments, mask=None, resets=None, reverse=False)
+  found = run(arguments, jnp.float32)
+  for x, y in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(x, y, atol=5e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_parts_with_a_carried_state_equal_the_whole():
+  arguments = draw(2, "head", erases=True)
+  start = arguments.pop("initial")
+  whole, last = run(arguments | {"initial": start}, chunk=8)
+  outputs, state = [], start
+  for first, end in ((0, 1), (1, 8), (8, N)):
+    part = {
+      name: None if x is None else x[:, first:end]
+      for name, x in arguments.items()
+    }
+    y, state = run(part | {"initial": state}, chunk=8)
+    outputs.append(y)
+  np.testing.assert_allclose(np.concatenate(outputs, 1), whole, atol=1e-12)
+  np.testing.assert_allclose(state, last, atol=1e-12)
+
+
+def test_examples_in_one_row_do_not_see_each_other():
+  """A row of two examples equals the examples alone, and so do gradients."""
+  arguments = draw(1, "head", erases=True)
+  del arguments["initial"]
+  resets = np.arange(N)[None] == np.full((B, 1), 4)
+
+  def loss(arrays, **options):
+    q, k, v = (arrays[name] for name in "qkv")
+    rest = {name: x for name, x in arrays.items() if name not in "qkv"}
+    return jnp.sin(matrix_scan(q, k, v, **rest, **options)[0]).sum()
+
+  gradient = jax.jit(jax.grad(loss))
+  with jax.enable_x64(True):
+    arrays = jax.tree.map(jnp.asarray, arguments)
+    packed = jax.jit(jax.grad(lambda a: loss(a, resets=resets)))(arrays)
+    for part in (slice(0, 4), slice(4, N)):
+      alone = gradient({name: x[:, part] for name, x in arrays.items()})
+      for name, x in alone.items():
+        np.testing.assert_allclose(x, packed[name][:, part], atol=1e-10)
+
+
+def test_states_are_float32_under_bfloat16():
+  arguments = draw(1, "head", erases=True)
+  outputs, last = run(arguments, jnp.bfloat16)
+  assert outputs.dtype == jnp.bfloat16 and last.dtype == jnp.float32
+  rounded = {
+    name: np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
+    for name, x in arguments.items()
+  }
+  wanted = loop(**rounded, mask=None, resets=None, reverse=False)[1]
+  np.testing.assert_allclose(last, wanted, atol=1e-5)
+
+
+def test_masked_tokens_are_not_read():
+  arguments = draw(2, "channel", erases=True)
+  mask = gaps()["mask"]
+  clean = run(arguments | {"mask": mask})
+  for name in ("q", "k", "v", "beta"):
+    arguments[name][~mask] = np.nan
+  log_decay = np.broadcast_to(arguments["log_decay"], (B, N, H, K)).copy()
+  log_decay[~mask] = np.nan
+  dirty = run(arguments | {"mask": mask, "log_decay": log_decay})
+  for x, y in zip(clean, dirty, strict=True):
+    np.testing.assert_array_equal(x, y)
+  assert (clean[0][~mask] == 0).all()
+
+
+def test_backward_pass_stores_states_of_chunks_alone():
+  """Its memory beside the arguments is one state per chunk of tokens."""
+  n, size, width = 256, 8, 16
+  arguments = draw(1, "head", erases=True, shape=(1, n, 1, size, width))
+  arrays = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arguments)
+
+  def outputs(arrays):
+    q, k, v = (arrays[name] for name in "qkv")
+    rest = {name: x for name, x in arrays.items() if name not in "qkv"}
+    return matrix_scan(q, k, v, **rest, chunk=32)[0]
+
+  residuals = jax.eval_shape(lambda x: jax.vjp(outputs, x)[1], arrays)
+  kept = sum(leaf.size for leaf in jax.tree.leaves(residuals))
+  given = sum(leaf.size for leaf in jax.tree.leaves(arrays))
+  states = n // 32 * size * width
+  assert kept <= given + states + 64
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"form": "tree"}, r"Unknown form 'tree': choose chunked, loop"),
+    ({"q": np.ones((2, 3, 4))}, r"q has the shape \(2, 3, 4\).*give q as"),
+    ({"v": np.ones((2, 3, 1, 4))}, r"v has the shape.*give \(2, 3, 1, 2, 4\)"),
+    ({"beta": np.ones((2, 3))}, r"beta has the shape.*give \(2, 3, 1, 2\)"),
+    ({"log_decay": np.ones((2, 3, 2, 5))}, r"log_decay has the shape.*give"),
+    ({"mask": np.ones((2, 4), bool)}, r"mask has the shape.*give \(2, 3\)"),
+    ({"resets": np.ones(3, bool)}, r"resets has the shape.*give \(2, 3\)"),
+    ({"initial": np.ones((2, 2, 4))}, r"initial has the shape.*give"),
+    ({"chunk": -1}, r"chunk=-1.*give"),
+    ({"decay": None}, r"decay.*log_decay"),
+  ],
+)
+def test_wrong_arguments_are_named(change, message):
+  shape = (2, 3, 2, 4)
+  arguments = {"q": np.ones(shape), "k": np.ones(shape), "v": np.ones(shape)}
+  with pytest.raises((ValueError, TypeError), match=message):
+    matrix_scan(**arguments | change)
