@@ -297,7 +297,7 @@ PLANS = {
     note="Draw the figure by jaxformers depth.",
   ),
 }
-# Every encoder with each problem, and three with an option that decides.
+# Every encoder with each problem, and four with an option that decides.
 ENCODERS = (
   "transformer",
   "transformer_rezero",
@@ -326,6 +326,17 @@ ENCODERS = (
   "lru",
   "rglru",
   "mamba",
+  "mamba2",
+  "gla",
+  "retnet",
+  "hgrn2",
+  "mlstm",
+  "deltanet",
+  "gated_deltanet",
+  "deltaproduct",
+  "lstm",
+  "gru",
+  "mingru",
   "allpass",
   "isometric",
   "transject",
@@ -347,6 +358,7 @@ PLANS["diagnostics"] = Plan(
     *map(_row, ENCODERS),
     _row("mamba", signed="true"),
     _row("rglru", signed="true"),
+    _row("deltanet", signed="true"),
     ((("model", "transformer"),), (("model.coupled", "true"),)),
   ),
   has_sizes=False,

@@ -24,6 +24,10 @@ REASONS = {
   "(Grazzi et al. 2025)",
   "constant": "factors that do not depend on tokens do not count modulo m for "
   "all lengths (Sarrof et al. 2024)",
+  "reflections": "a product of r reflections is a rotation that depends on the "
+  "token (Siems et al. 2025)",
+  "automata": "recurrences that are not linear follow every finite automaton "
+  "(Merrill et al. 2024)",
   "circuits": "products in A5 need circuits whose depth grows, unless "
   "TC0 = NC1 (Merrill et al. 2024)",
   "attention": "constructions exist with other positions and numbers, but "
@@ -39,8 +43,13 @@ _TWO, _THREE, _PERFECT = ("Z2",), ("Z3", "S3", "S4", "A4"), ("A5", "S5")
 # Mixers: recurrences whose factors are 1 or constant, and recurrences whose
 # real factors depend on tokens.
 _SUMS = ("linear", "performer")
-_CONSTANT = ("s4d", "s5", "lru", "allpass")
-_SELECTIVE = ("mamba", "rglru")
+_CONSTANT = ("s4d", "s5", "lru", "allpass", "retnet")
+_SELECTIVE = ("mamba", "rglru", "mamba2", "gla", "hgrn2", "mlstm", "mingru")
+# Mixers whose states are no linear functions of earlier states.
+_NONLINEAR = ("lstm", "gru")
+# Reflections per token with which one layer of the delta rule follows a group:
+# A4, S4 and A5 are groups of rotations of three dimensions.
+_REFLECTIONS = {"Z2": 1, "Z3": 2, "S3": 2, "A4": 2, "S4": 2, "A5": 2, "S5": 4}
 
 
 def expected(config: Mapping[str, Any]) -> tuple[str, str]:
@@ -56,9 +65,10 @@ def expected(config: Mapping[str, Any]) -> tuple[str, str]:
     `CAN`, `CANNOT` or `UNKNOWN`; and a key of `REASONS`, or "".
   """
   model, task = config["model"], config["task"]
-  name, options = model["name"], model.get("mixer", {})
-  mixer = MODELS[name].mixer if name in MODELS else ""
-  has_state = mixer in (*_SUMS, *_CONSTANT, *_SELECTIVE)
+  name = model["name"]
+  mixer, options = _options(model)
+  is_linear = mixer in (*_SUMS, *_CONSTANT, *_SELECTIVE)
+  has_state = is_linear or mixer in ("delta", *_NONLINEAR)
   is_attention = mixer == "softmax" and name != "symmetric_transformer"
   # Coupled layers apply the mixer to half of the channels: nothing is known.
   if model.get("coupled"):
@@ -72,17 +82,44 @@ def expected(config: Mapping[str, Any]) -> tuple[str, str]:
   problem = task["problem"]
   if problem not in (*_TWO, *_THREE, *_PERFECT):
     return UNKNOWN, ""
-  if problem in _PERFECT and (has_state or is_attention):
+  if mixer in _NONLINEAR:
+    return CAN, "automata"
+  if mixer == "delta":
+    return _expected_of_delta(problem, options)
+  if problem in _PERFECT and (is_linear or is_attention):
     return CANNOT, "circuits"
   if is_attention:
     return UNKNOWN, "attention" if problem in _TWO else ""
-  if not has_state:
+  if not is_linear:
     return UNKNOWN, ""
   if mixer in (*_SUMS, *_CONSTANT):
     return CANNOT, "constant"
   if problem in _THREE:
     return CANNOT, "real"
   return (CAN, "signed") if options.get("signed") else (CANNOT, "positive")
+
+
+def _options(model: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+  """Returns the mixer of a model, "" for an unknown model, and its options."""
+  options = model.get("mixer", {})
+  if model["name"] not in MODELS:
+    return "", dict(options)
+  variant = MODELS[model["name"]]
+  return variant.mixer, {**variant.defaults, **options, **variant.fixed}
+
+
+def _expected_of_delta(
+  problem: str, options: Mapping[str, Any]
+) -> tuple[str, str]:
+  """Returns what theory says of the delta rule on a group; see `expected`."""
+  writes = options.get("num_householder", 1)
+  if options.get("signed"):
+    is_enough = writes >= _REFLECTIONS[problem]
+    return (CAN, "reflections") if is_enough else (UNKNOWN, "")
+  # Strengths up to 1: products of two factors have eigenvalues in [0, 1].
+  if problem in _TWO and writes <= 2 and not options.get("reflect"):
+    return CANNOT, "positive"
+  return UNKNOWN, ""
 
 
 def row_name(config: Mapping[str, Any]) -> str:

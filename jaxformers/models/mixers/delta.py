@@ -51,7 +51,7 @@ MODELS.register("gated_deltanet")(
     "delta",
     fixed={"num_householder": 1, "forget": True},
     defaults={"output_gate": True, "expansion": 2},
-    source="Yang et al. 2025, https://arxiv.org/abs/2412.06464",
+    source="Yang et al. 2025",
     recurrence="gated",
     count_layers=_count_layers(1, 2, is_gated=True),
   )
@@ -66,7 +66,7 @@ MODELS.register("deltaproduct")(
       "output_gate": True,
       "expansion": 2,
     },
-    source="Siems et al. 2025, https://arxiv.org/abs/2502.10297",
+    source="Siems et al. 2025",
     recurrence="gated",
     count_layers=_count_layers(2, 2, is_gated=True),
   )
@@ -117,6 +117,7 @@ class Delta(MatrixState):
   def respond(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
+    """Runs the delta rule; see `MatrixState.respond`."""
     h, writes = self.num_heads, self.num_householder
     size = self.head_dim or max(x.shape[-1] // h, 1)
     # Map to queries, keys and values, and convolve them.

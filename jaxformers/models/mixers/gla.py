@@ -71,6 +71,7 @@ class GLA(MatrixState):
   def respond(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `MatrixState.respond`."""
     d, h = x.shape[-1], self.num_heads
     size = max(d // (2 * h), 1)
     q = self.heads(self.project(x, h * size, "query")) * size**-0.5
@@ -101,6 +102,7 @@ class RetNet(MatrixState):
   def respond(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `MatrixState.respond`."""
     h = self.num_heads
     size = 2 * max(x.shape[-1] // (2 * h), 1)  # Even, to rotate pairs.
     numbers = number_tokens(self, mask)
@@ -138,6 +140,7 @@ class HGRN2(MatrixState):
   def respond(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `MatrixState.respond`."""
     width = self.num_heads * max(x.shape[-1] // self.num_heads, 1)
     q = self.heads(nn.silu(self.project(x, width, "query")))
     v = self.heads(self.project(x, width, "value"))

@@ -72,6 +72,7 @@ class Mamba2(MatrixState):
   def respond(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `MatrixState.respond`."""
     inner, size = self.expansion * x.shape[-1], self.state_size
     h = self.num_heads or inner // find_width(inner)
     check_heads(h, inner)

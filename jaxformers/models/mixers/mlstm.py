@@ -61,6 +61,7 @@ class MLSTM(MatrixState):
   def respond(
     self, x: jax.Array, mask: jax.Array, carry: Any
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `MatrixState.respond`."""
     inner = self.expansion * x.shape[-1]
     check_heads(self.num_heads, inner)
     # Map to the gate z and to u, and convolve u.

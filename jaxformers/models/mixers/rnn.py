@@ -97,6 +97,7 @@ class _Cell(RNN):
   def recur(
     self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `RNN.recur`."""
     dtype, x = x.dtype, wide(x)
     cell = self.make_cell(x.shape[-1], x.dtype)
     if initial is None:
@@ -132,6 +133,7 @@ class LSTM(_Cell):
   """
 
   def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
+    """Returns the cell of d channels, computed in `dtype`."""
     return nn.OptimizedLSTMCell(d, dtype=dtype)
 
 
@@ -144,6 +146,7 @@ class GRU(_Cell):
   """
 
   def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
+    """Returns the cell of d channels, computed in `dtype`."""
     return nn.GRUCell(d, dtype=dtype)
 
 
@@ -161,6 +164,7 @@ class MinGRU(RNN):
   def recur(
     self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
   ) -> tuple[jax.Array, Any]:
+    """Runs the recurrence; see `RNN.recur`."""
     end, d = "_reverse" if reverse else "", x.shape[-1]
     gate = wide(dense(x, d, f"update{end}", dtype=self.dtype))
     new = wide(dense(x, d, f"candidate{end}", dtype=self.dtype))
