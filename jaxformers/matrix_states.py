@@ -199,7 +199,7 @@ def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
     )
   # Shapes that each array may have.
   (b, n, h, size), writes = q, k[2]
-  allowed = {
+  allowed: dict[str, list[tuple[int, ...]]] = {
     "k": [(b, n, writes, h, size)],
     "v": [(b, n, writes, h, *v[4:])],
     "beta": [(b, n, writes, h)],
@@ -380,30 +380,38 @@ def _invert(matrix: jax.Array) -> jax.Array:
   rest = (0, size - count)
   matrix = jnp.pad(matrix, ((0, 0), (0, 0), rest, rest))
   # Invert the diagonal blocks.
-  blocks = [
-    matrix[:, :, i : i + BLOCK, i : i + BLOCK] for i in range(0, size, BLOCK)
-  ]
-  blocks = jnp.stack(blocks, 2)
+  blocks = _blocks(matrix, 0, BLOCK, BLOCK)
   eye = jnp.broadcast_to(jnp.eye(BLOCK, dtype=matrix.dtype), blocks.shape)
   blocks = jax.lax.linalg.triangular_solve(
     blocks, eye, left_side=True, lower=True, unit_diagonal=True
   )
   # Join pairs of blocks.
   while (width := blocks.shape[-1]) < size:
-    below = [
-      matrix[:, :, i + width : i + 2 * width, i : i + width]
-      for i in range(0, size, 2 * width)
-    ]
+    below = _blocks(matrix, width, width, 2 * width)
     first, second = blocks[:, :, ::2], blocks[:, :, 1::2]
-    corner = -_product(second, _product(jnp.stack(below, 2), first))
-    blocks = jnp.concatenate(
-      [
-        jnp.concatenate([first, jnp.zeros_like(first)], -1),
-        jnp.concatenate([corner, second], -1),
-      ],
-      -2,
-    )
+    corner = -_product(second, _product(below, first))
+    upper = jnp.concatenate([first, jnp.zeros_like(first)], -1)
+    lower = jnp.concatenate([corner, second], -1)
+    blocks = jnp.concatenate([upper, lower], -2)
   return blocks[:, :, 0, :count, :count]
+
+
+def _blocks(
+  matrix: jax.Array, below: int, width: int, stride: int
+) -> jax.Array:
+  """Returns blocks of a matrix [b, h, c, c], [b, h, c / stride, width, width].
+
+  Args:
+    matrix: the matrix.
+    below: number of rows from the diagonal down to the first row of a block.
+    width: number of rows of a block.
+    stride: number of columns from a block to the next one.
+  """
+  starts = range(0, matrix.shape[-1], stride)
+  rows = (slice(i + below, i + below + width) for i in starts)
+  columns = (slice(i, i + width) for i in starts)
+  pairs = zip(rows, columns, strict=True)
+  return jnp.stack([matrix[:, :, r, c] for r, c in pairs], 2)
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
