@@ -57,8 +57,11 @@ TOKENS = 16_384  # Tokens of a batch, so that a step takes 0.2 to 2 s.
 LENGTHS = (512, 1_024, 2_048, 4_096)
 # Only length at which twins are compiled, which takes a minute per model.
 COMPILED = 1_024
-# Twins with a loop over tokens, which `torch.compile` would unroll.
-LOOPS = ("rglru", "mamba")
+# Mixers whose twins have a loop, which `torch.compile` would unroll.
+LOOPS = (
+  *("rglru", "mamba", "mamba2", "delta", "gla", "retnet", "hgrn2", "mlstm"),
+  "mingru",
+)
 TITLES = ("PyTorch", "compiled", "fused")  # Twins, as the columns name them.
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)  # Lengths of the second table.
 Passes = dict[str, Calls]
@@ -200,7 +203,7 @@ def side_by_side_at(name: str, n: int, rounds: int) -> Row:
   # Build our programs, the calls of the twins, and a large product.
   batch = TOKENS // n
   programs = compile_programs(name, n, batch)
-  is_compiled = n == COMPILED and name not in LOOPS
+  is_compiled = n == COMPILED and MODELS[name].mixer not in LOOPS
   passes = twin_calls(name, n, batch, compiled=is_compiled)
   passes["ours"] = {key: program.call for key, program in programs.items()}
   call, product_flops = product()

@@ -8,6 +8,7 @@ positions are tokens.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from benchmarks import matrix_twins
 
 Weights = Mapping[str, Any]
 Arrays = Mapping[str, Tensor]
@@ -241,8 +244,9 @@ def mamba(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   return w["output"](y * F.silu(z))
 
 
-MIXERS: dict[str, Callable[[Weights, Tensor, Tensor], Tensor]] = {
-  f.__name__: f for f in (lru, s5, s4d, mega, rglru, mamba)
+MIXERS: dict[str, Callable[..., Tensor]] = {
+  **{f.__name__: f for f in (lru, s5, s4d, mega, rglru, mamba)},
+  **matrix_twins.MIXERS,
 }
 
 
@@ -257,11 +261,14 @@ class Mixer(nn.Module):
     name: name of the mixer in `MIXERS`.
     arrays: parameters of our mixer, as tensors. A linear layer is a mapping
       with a `kernel`, and possibly a `bias`.
+    options: options of the mixer that its weights do not show.
   """
 
-  def __init__(self, name: str, arrays: Mapping[str, Any]) -> None:
+  def __init__(
+    self, name: str, arrays: Mapping[str, Any], options: Mapping[str, Any]
+  ) -> None:
     super().__init__()
-    self.mix = MIXERS[name]
+    self.mix = functools.partial(MIXERS[name], **options)
     self.learned, self.layers = nn.ParameterDict(), nn.ModuleDict()
     self._add(arrays, "")
 
@@ -300,6 +307,7 @@ class RecurrentLayer(nn.Module):
     weights: weights of our layer, as tensors.
     norms: norms of the layer, one or two.
     mlp: first and second linear layer of the feed-forward; () for none.
+    options: options of the mixer that its weights do not show.
   """
 
   def __init__(
@@ -308,9 +316,10 @@ class RecurrentLayer(nn.Module):
     weights: Mapping[str, Any],
     norms: list[nn.Module],
     mlp: tuple[nn.Module, ...],
+    options: Mapping[str, Any],
   ) -> None:
     super().__init__()
-    self.mixer = Mixer(name, weights["mixer"])
+    self.mixer = Mixer(name, weights["mixer"], options)
     self.norms, self.mlp = nn.ModuleList(norms), nn.ModuleList(mlp)
     # Mega normalises after the residual sums, and uses SiLU.
     self.norm_first = name != "mega"

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from benchmarks import recurrent_twins
-from jaxformers.models import MODELS, Model
+from jaxformers.models import MODELS, Model, Variant
 from jaxformers.models.blocks.invertible import require_layers
 from jaxformers.models.isometric import ring
 from jaxformers.models.mixers import allpass
@@ -650,9 +650,22 @@ class ContractiveLayer(nn.Module):
 
 
 def _recurrent_layer(
-  mixer: str, weights: Mapping[str, Any]
+  variant: Variant, weights: Mapping[str, Any], *, is_first: bool
 ) -> recurrent_twins.RecurrentLayer:
-  """Builds the layer of a recurrent mixer with our weights."""
+  """Builds the layer of a recurrent mixer with our weights.
+
+  Args:
+    variant: mixer and options of the model.
+    weights: parameters of our layer.
+    is_first: True for the first layer, in which HGRN2 has no lower bound.
+  """
+  weights = dict(weights)
+  if variant.mixer == "hgrn2" and is_first:
+    free = np.full_like(weights["mixer"]["lower_bound"], -np.inf)
+    weights["mixer"] = {**weights["mixer"], "lower_bound": free}
+  options = {}
+  if variant.mixer == "delta":
+    options = {**variant.defaults, **variant.fixed}
   names = ("norm", "norm_mixer", "norm_mlp")
   mlp = [
     _linear(len(weights[k]["kernel"]), weights[k])
@@ -660,10 +673,11 @@ def _recurrent_layer(
     if k in weights
   ]
   return recurrent_twins.RecurrentLayer(
-    mixer,
-    jax.tree.map(_tensor, dict(weights)),
+    variant.mixer,
+    jax.tree.map(_tensor, weights),
     [_norm(weights[name]) for name in names if name in weights],
     tuple(mlp),
+    options,
   )
 
 
@@ -711,7 +725,8 @@ class Twin(nn.Module):
       )
     elif variant.mixer in recurrent_twins.MIXERS:
       self.layers = nn.ModuleList(
-        _recurrent_layer(variant.mixer, weights[name]) for name in layers
+        _recurrent_layer(variant, weights[name], is_first=name == layers[0])
+        for name in layers
       )
     else:
       self.layers = nn.ModuleList(

@@ -297,7 +297,7 @@ PLANS = {
     note="Draw the figure by jaxformers depth.",
   ),
 }
-# Every encoder with each problem, and four with an option that decides.
+# Every encoder with each problem, and five with options that decide.
 ENCODERS = (
   "transformer",
   "transformer_rezero",
@@ -359,6 +359,8 @@ PLANS["diagnostics"] = Plan(
     _row("mamba", signed="true"),
     _row("rglru", signed="true"),
     _row("deltanet", signed="true"),
+    # Without decay and convolution, as in the groups of the paper.
+    _row("deltaproduct", forget="false", conv_width="0"),
     ((("model", "transformer"),), (("model.coupled", "true"),)),
   ),
   has_sizes=False,

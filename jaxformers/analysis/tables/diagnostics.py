@@ -126,8 +126,11 @@ def row_name(config: Mapping[str, Any]) -> str:
   """Returns the name of an encoder, with the options that decide."""
   model = config["model"]
   name = str(model["name"])
-  if model.get("mixer", {}).get("signed"):
+  options = model.get("mixer", {})
+  if options.get("signed"):
     name += ", signed"
+  if options.get("forget") is False and options.get("conv_width") == 0:
+    name += ", no decay or convolution"
   if model.get("coupled"):
     name += ", coupled"
   if not config["task"].get("causal", True):

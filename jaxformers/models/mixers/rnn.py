@@ -166,7 +166,7 @@ class MinGRU(RNN):
   ) -> tuple[jax.Array, Any]:
     """Runs the recurrence; see `RNN.recur`."""
     end, d = "_reverse" if reverse else "", x.shape[-1]
-    gate = wide(dense(x, d, f"update{end}", dtype=self.dtype))
+    gate = wide(dense(x, d, f"gate{end}", dtype=self.dtype))
     new = wide(dense(x, d, f"candidate{end}", dtype=self.dtype))
     new = jnp.where(new > 0, new + 0.5, jax.nn.sigmoid(new))
     states, last = linear_scan(

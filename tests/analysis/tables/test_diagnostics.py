@@ -60,6 +60,16 @@ def test_the_matrix_has_median_and_best_over_seeds():
     ({"name": "neutreno"}, "A5", "cannot"),
     ({"name": "isometric"}, "A5", "unknown"),
     ({"name": "linear_transformer"}, "Z2", "cannot"),
+    ({"name": "mamba2"}, "Z2", "cannot"),
+    ({"name": "retnet"}, "Z3", "cannot"),
+    ({"name": "lstm"}, "A5", "can"),
+    # One reflection per token counts modulo 2, and two turn.
+    ({"name": "deltanet"}, "Z2", "cannot"),
+    ({"name": "deltanet", "mixer": {"signed": True}}, "Z2", "can"),
+    ({"name": "deltanet", "mixer": {"signed": True}}, "Z3", "unknown"),
+    ({"name": "deltaproduct"}, "S3", "can"),
+    ({"name": "deltaproduct"}, "A5", "can"),
+    ({"name": "deltaproduct", "mixer": {"signed": False}}, "Z2", "cannot"),
     # Other problems are not in the table of theory.
     ({"name": "mamba", "mixer": {"signed": True}}, "Z6", "unknown"),
     ({"name": "mamba"}, "even_pairs", "unknown"),

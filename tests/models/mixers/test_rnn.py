@@ -67,7 +67,7 @@ def mingru(params, x, causal):
   """Section 3.1 of Feng et al. 2024, with g of appendix B."""
 
   def run(x, end=""):
-    z = sigmoid(sequential.linear(params[f"update{end}"], x))
+    z = sigmoid(sequential.linear(params[f"gate{end}"], x))
     new = sequential.linear(params[f"candidate{end}"], x)
     return sequential.states(
       1 - z, z * np.where(new > 0, new + 0.5, sigmoid(new))
