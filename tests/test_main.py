@@ -374,7 +374,7 @@ def test_main_trains_several_seeds(finished, command, tmp_path):
       "option of mixer 'transject' 'experts'.*num_experts",
     ),
     (["--config.total_steps=1e3"], "", "1e3"),
-    ([], ":model=lstm", "model 'lstm'"),
+    ([], ":model=hyena", "model 'hyena'"),
     ([], ":sise=tiny", "config argument 'sise'.*'size'"),
     (["--seeds=one"], "", "--seeds=one: give integers"),
     pytest.param(

@@ -89,7 +89,7 @@ def test_run_refuses_a_workdir_of_another_config(smoke, tmp_path):
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"model.name": "lstm"}, "model.*'lstm'"),
+    ({"model.name": "hyena"}, "model.*'hyena'"),
     (
       {"model.mixer": {"nun_experts": 2}},
       "'transject'.*'nun_experts'.*'num_experts'",
@@ -154,7 +154,7 @@ def test_open_run_refuses_wrong_names_before_preparing_data(
     ({"reference.d_model": 15}, "num_heads=2.*d_model=15"),
     ({"select": "bleu"}, "config.select.*'bleu'.*accuracy, error, f1, loss"),
     ({"parallel": "xmap"}, "mode.*'xmap'"),
-    ({"model.name": "lstm"}, "model.*'lstm'"),
+    ({"model.name": "hyena"}, "model.*'hyena'"),
     ({"task.name": "copy"}, "task.*'copy'.*listops, mad, pathfinder"),
     ({"task.protocol": "s5"}, "listops.*'s5'"),
     ({"buckets": 0}, "buckets=0"),
@@ -172,8 +172,8 @@ def test_run_refuses_an_unwritable_workdir(smoke, tmp_path):
 
 
 def test_run_with_an_unknown_model_leaves_the_workdir_free(smoke, tmp_path):
-  with pytest.raises(ValueError, match="model.*'lstm'"):
-    loop.run(smoke(**{"model.name": "lstm"}), tmp_path)
+  with pytest.raises(ValueError, match="model.*'hyena'"):
+    loop.run(smoke(**{"model.name": "hyena"}), tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == [".lock"]
   assert loop.run(smoke(), tmp_path)["examples"] == 13
 

@@ -116,7 +116,7 @@ def test_the_plan_has_every_encoder_with_every_problem(tmp_path):
   plan = plans.find_plan("diagnostics")
   cells = plans.make_cells(plan, None)
   assert {*plans.ENCODERS} == {*MODELS}
-  assert len(cells) == 6 * (len(MODELS) + 3)
+  assert len(cells) == 6 * (len(MODELS) + 5)
   sweep = Sweep(tmp_path, [])
   names = set()
   for cell in cells[:: len(cells) // 40]:
