@@ -165,7 +165,7 @@ def retnet(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
 
 
 def hgrn2(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
-  """Computes HGRN2, token by token, with the bound of a second layer."""
+  """Computes HGRN2, token by token."""
   bound = w["lower_bound"].sigmoid()
   forget = bound + (1 - bound) * w["forget"](x).sigmoid()
   q, v = _heads(F.silu(w["query"](x))), _heads(w["value"](x))

@@ -650,19 +650,9 @@ class ContractiveLayer(nn.Module):
 
 
 def _recurrent_layer(
-  variant: Variant, weights: Mapping[str, Any], *, is_first: bool
+  variant: Variant, weights: Mapping[str, Any]
 ) -> recurrent_twins.RecurrentLayer:
-  """Builds the layer of a recurrent mixer with our weights.
-
-  Args:
-    variant: mixer and options of the model.
-    weights: parameters of our layer.
-    is_first: True for the first layer, in which HGRN2 has no lower bound.
-  """
-  weights = dict(weights)
-  if variant.mixer == "hgrn2" and is_first:
-    free = np.full_like(weights["mixer"]["lower_bound"], -np.inf)
-    weights["mixer"] = {**weights["mixer"], "lower_bound": free}
+  """Builds the layer of a recurrent mixer with our weights."""
   options = {}
   if variant.mixer == "delta":
     options = {**variant.defaults, **variant.fixed}
@@ -674,7 +664,7 @@ def _recurrent_layer(
   ]
   return recurrent_twins.RecurrentLayer(
     variant.mixer,
-    jax.tree.map(_tensor, weights),
+    jax.tree.map(_tensor, dict(weights)),
     [_norm(weights[name]) for name in names if name in weights],
     tuple(mlp),
     options,
@@ -725,8 +715,7 @@ class Twin(nn.Module):
       )
     elif variant.mixer in recurrent_twins.MIXERS:
       self.layers = nn.ModuleList(
-        _recurrent_layer(variant, weights[name], is_first=name == layers[0])
-        for name in layers
+        _recurrent_layer(variant, weights[name]) for name in layers
       )
     else:
       self.layers = nn.ModuleList(

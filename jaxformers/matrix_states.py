@@ -71,7 +71,8 @@ def matrix_scan(
   of norm 1 its eigenvalues are 1 and 1 - beta, so that it erases for beta = 1
   and reflects for beta = 2. Without `beta` nothing is erased: S <- S + k v^T.
   The query reads the state after all writes of its token. A masked token
-  changes nothing and reads 0. States are computed in float32 at least.
+  writes nothing and reads 0. States are computed in float32 at least. Inputs of
+  tokens that are not masked must be finite, also where a reset follows.
 
   Keys should have norm 1 if `beta` is given; the state may grow without bound
   otherwise.
@@ -89,8 +90,9 @@ def matrix_scan(
     log_decay: log a, at most 0: [b or 1, n, h] for one factor per head, or
       [b or 1, n, h, K] for one per channel of the key; None for a = 1.
     mask: bool [b, n], False at tokens to skip; None for all True.
-    resets: bool [b, n], True at tokens before which the state is set to 0, such
-      as the first token of another example in the same row; None for none.
+    resets: bool [b, n], True at tokens before which the state is set to 0,
+      masked or not; None for none. With several examples in a row these are
+      their first tokens, or their last ones with `reverse`.
     initial: state before the first token, [b, h, K, V]; None for 0.
     reverse: True to begin with the last token.
     form: "chunked" computes the tokens of a chunk at once by products and one
@@ -118,9 +120,10 @@ def matrix_scan(
   """
   mask, resets = _map(jnp.asarray, (mask, resets))
   # Give keys, values and beta an axis of writes.
-  if k.ndim == q.ndim:
+  if k.ndim == q.ndim == v.ndim == 4:
     k, v = k[:, :, None], v[:, :, None]
-    beta = None if beta is None else beta[:, :, None]
+    if beta is not None and beta.ndim == 3:
+      beta = beta[:, :, None]
   _check(
     form,
     chunk,
@@ -366,7 +369,7 @@ def _products(x: jax.Array, k: jax.Array, pairs: jax.Array) -> jax.Array:
   return (x[:, :, :, None] * k[:, :, None] * pairs).sum(-1)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _invert(matrix: jax.Array) -> jax.Array:
   """Returns (I + A)^-1 of a strictly lower triangular A, [b, h, c, c].
 
@@ -381,7 +384,10 @@ def _invert(matrix: jax.Array) -> jax.Array:
   matrix = jnp.pad(matrix, ((0, 0), (0, 0), rest, rest))
   # Invert the diagonal blocks.
   blocks = _blocks(matrix, 0, BLOCK, BLOCK)
-  eye = jnp.broadcast_to(jnp.eye(BLOCK, dtype=matrix.dtype), blocks.shape)
+  eye = (
+    jnp.zeros_like(blocks)
+    + jnp.eye(BLOCK, dtype=matrix.dtype)[None, None, None]
+  )
   blocks = jax.lax.linalg.triangular_solve(
     blocks, eye, left_side=True, lower=True, unit_diagonal=True
   )
@@ -418,18 +424,13 @@ def _product(x: jax.Array, y: jax.Array) -> jax.Array:
   return jnp.matmul(x, y, precision=HIGHEST)
 
 
-def _invert_forward(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-  inverse = _invert(matrix)
-  return inverse, inverse
-
-
-def _invert_backward(inverse: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+@_invert.defjvp
+def _invert_jvp(
+  matrix: tuple[jax.Array], tangent: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
   # The differential of the inverse T is -T dA T.
-  transposed = jnp.swapaxes(inverse, -1, -2)
-  return (-_product(_product(transposed, g), transposed),)
-
-
-_invert.defvjp(_invert_forward, _invert_backward)
+  inverse = _invert(*matrix)
+  return inverse, -_product(_product(inverse, *tangent), inverse)
 
 
 FORMS = {"chunked": _run_chunk, "loop": _run_loop}

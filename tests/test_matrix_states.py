@@ -116,9 +116,12 @@ def test_every_form_equals_a_loop(writes, decay, erases):
         np.testing.assert_allclose(x, y, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("writes", [1, 2])
-def test_gradients_equal_finite_differences(writes):
-  arguments = draw(writes, "channel", erases=True, shape=(1, 5, 1, 3, 2))
+@pytest.mark.parametrize(
+  ("writes", "decay", "erases", "reverse"),
+  [(2, "channel", True, False), (1, "head", False, True)],
+)
+def test_gradients_equal_finite_differences(writes, decay, erases, reverse):
+  arguments = draw(writes, decay, erases=erases, shape=(1, 5, 1, 3, 2))
   extra = {"mask": np.array([[True, True, False, True, True]])}
   extra["resets"] = np.array([[False, False, False, True, False]])
   weights = np.random.default_rng(3).normal(size=(1, 5, 1, 2))
@@ -129,12 +132,13 @@ def test_gradients_equal_finite_differences(writes):
       def loss(arrays, form=form):
         q, k, v = (arrays[name] for name in "qkv")
         rest = {name: x for name, x in arrays.items() if name not in "qkv"}
-        options = {"form": form, "chunk": 2 * writes}
+        options = {"form": form, "chunk": 2 * writes, "reverse": reverse}
         y, last = matrix_scan(q, k, v, **rest, **extra, **options)
         return (weights * jnp.sin(y)).sum() + jnp.sin(last).sum()
 
       arrays = jax.tree.map(jnp.asarray, arguments)
-      check_grads(loss, (arrays,), order=1, modes=["rev"], atol=1e-6, rtol=1e-6)
+      modes = ["fwd", "rev"]
+      check_grads(loss, (arrays,), order=1, modes=modes, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [32, 64])

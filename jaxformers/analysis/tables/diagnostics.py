@@ -24,10 +24,10 @@ REASONS = {
   "(Grazzi et al. 2025)",
   "constant": "factors that do not depend on tokens do not count modulo m for "
   "all lengths (Sarrof et al. 2024)",
-  "reflections": "a product of r reflections is a rotation that depends on the "
-  "token (Siems et al. 2025)",
-  "automata": "recurrences that are not linear follow every finite automaton "
-  "(Merrill et al. 2024)",
+  "reflections": "a product of r reflections is an orthogonal matrix that "
+  "depends on the token, and a rotation for even r (Siems et al. 2025)",
+  "automata": "LSTM and GRU that are wide enough follow every finite "
+  "automaton: a unit with saturated gates for each pair of state and symbol",
   "circuits": "products in A5 need circuits whose depth grows, unless "
   "TC0 = NC1 (Merrill et al. 2024)",
   "attention": "constructions exist with other positions and numbers, but "
@@ -55,8 +55,10 @@ _REFLECTIONS = {"Z2": 1, "Z3": 2, "S3": 2, "A4": 2, "S4": 2, "A5": 2, "S5": 4}
 def expected(config: Mapping[str, Any]) -> tuple[str, str]:
   """Returns what theory says of a run, and the key of the reason.
 
-  The statements on state tracking are about all lengths, with numbers of fixed
-  precision, and a number of layers that does not grow.
+  The statements on state tracking are about all lengths and a number of layers
+  that does not grow. `CANNOT` is for numbers of fixed precision. `CAN` is for
+  layers that are wide enough, and for reflections also for exact numbers:
+  their rounding errors add up with the length.
 
   Args:
     config: config of the run, as in `results.json`.
@@ -113,11 +115,14 @@ def _expected_of_delta(
 ) -> tuple[str, str]:
   """Returns what theory says of the delta rule on a group; see `expected`."""
   writes = options.get("num_householder", 1)
-  if options.get("signed"):
+  if options.get("signed") and not options.get("head_dim"):
     is_enough = writes >= _REFLECTIONS[problem]
     return (CAN, "reflections") if is_enough else (UNKNOWN, "")
-  # Strengths up to 1: products of two factors have eigenvalues in [0, 1].
-  if problem in _TWO and writes <= 2 and not options.get("reflect"):
+  if options.get("signed"):
+    return UNKNOWN, ""
+  # For strengths up to 1 a factor that keeps the norm of a vector keeps the
+  # vector, so that a product has no eigenvalue of modulus 1 other than 1.
+  if problem in _TWO and not options.get("reflect"):
     return CANNOT, "positive"
   return UNKNOWN, ""
 

@@ -9,7 +9,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import OptionalSize, SmallCount
 from jaxformers.models.kinds import EIGENVALUES, STEP
 from jaxformers.models.mixer import MIXERS
@@ -78,23 +77,25 @@ class Delta(MatrixState):
   """Linear attention that erases the value of a key before it writes.
 
   S <- a_t S, then (I - b k k^T) S + b k v^T for each of `num_householder` keys
-  of the token, and o_t = S^T q_t / sqrt(K). Queries and keys have norm 1, so
-  that the factor of the state is a product of reflections, each with one
-  eigenvalue 1 - b. The outputs of a head are normalised, gated and mapped back.
+  of the token, and o_t = S^T q_t / sqrt(K). Queries and keys have norm 1
+  but for a small constant, so that the factor of the state is a product of
+  reflections, each with one eigenvalue 1 - b. The outputs of a head are
+  normalised, gated and mapped back.
 
   Source: Yang et al. 2024, https://arxiv.org/abs/2406.06484, sections 2 and 3,
   for one key without decay; Yang et al. 2025, https://arxiv.org/abs/2412.06464,
   section 3, with decay; Siems et al. 2025, https://arxiv.org/abs/2502.10297,
   section 3, for several keys; Grazzi et al. 2025,
   https://arxiv.org/abs/2411.12537, for negative eigenvalues. Differs from their
-  code: the head width is d / h by default, and the block is `pre_norm`.
+  code: the head width is d / h by default, the convolution starts uniformly, as
+  a layer of PyTorch, and the block is `pre_norm`.
 
   Attributes:
     num_householder: number of keys and values that a token writes.
     signed: True for strengths b from 0 to 2, so that the eigenvalues are from
       -1 to 1; False for strengths from 0 to 1.
-    reflect: True to fix the strengths at b = 2. The factors of the state are
-      then orthogonal if `forget` is False.
+    reflect: True to fix the strengths at b = 2 / |k|^2, whatever `signed` is.
+      The factors of the state are then orthogonal if `forget` is False.
     forget: True for a decay a_t of the state, which depends on the token.
     head_dim: width K of a head; 0 for d / num_heads, rounded down.
     expansion: ratio of the width of values to the width of keys.
@@ -131,14 +132,15 @@ class Delta(MatrixState):
     q = _unit(self.heads(read[..., :key])) * size**-0.5
     k, v = jnp.split(read[..., key:], [writes * key], -1)
     k, v = (a.reshape(*a.shape[:2], writes, h, -1) for a in (k, v))
+    k = _unit(k)
     log_decay = None
     if self.forget:
       _, log_decay = self.decay(self.project(x, h, "decay"), smallest=0.0)
     y = self.scan(
       q,
-      _unit(k),
+      k,
       v,
-      beta=self._strengths(x),
+      beta=self._strengths(x, k),
       log_decay=log_decay,
       mask=mask,
     )
@@ -148,16 +150,13 @@ class Delta(MatrixState):
       return self.gate(y, x), carry
     return y.reshape(*y.shape[:2], -1), carry
 
-  def _strengths(self, x: jax.Array) -> jax.Array:
-    """Returns the strengths b of the writes, [b, n, r, h]."""
-    shape = (*x.shape[:2], self.num_householder, self.num_heads)
+  def _strengths(self, x: jax.Array, k: jax.Array) -> jax.Array:
+    """Returns the strengths b of the writes with keys k, [b, n, r, h]."""
     if self.reflect:
-      if self.signed:
-        raise UserError(
-          "signed=True and reflect=True exclude each other: signed=True learns "
-          "strengths from 0 to 2, and reflect=True fixes them at 2. Remove one."
-        )
-      return jnp.full(shape, 2, wide(x).dtype)
+      square = jnp.square(k).sum(-1)
+      is_zero = square == 0
+      return jnp.where(is_zero, 0, 2 / jnp.where(is_zero, 1, square))
+    shape = k.shape[:-1]
     strengths = self.project(x, shape[2] * shape[3], "strength")
     strengths = jax.nn.sigmoid(wide(strengths)).reshape(shape)
     return 2 * strengths if self.signed else strengths

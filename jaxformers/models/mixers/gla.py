@@ -16,9 +16,7 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.rotary import number_tokens, rotate
 from jaxformers.models.variants import MODELS, Variant
 
-INITIAL_BOUND = (
-  -1.0
-)  # Parameter p of HGRN2: each layer raises the bound by 27 %.
+INITIAL_BOUND = -2.0  # Logit of the initial lower bounds of HGRN2.
 
 
 def _count_gla(d: int, _: int, layers: int) -> int:
@@ -42,7 +40,7 @@ MODELS.register("gla")(
   Variant("gla", recurrence="gated", count_layers=_count_gla)
 )
 MODELS.register("retnet")(
-  Variant("retnet", recurrence="gated", count_layers=_count_retnet)
+  Variant("retnet", recurrence="linear", count_layers=_count_retnet)
 )
 MODELS.register("hgrn2")(
   Variant("hgrn2", recurrence="gated", count_layers=_count_hgrn2)
@@ -125,14 +123,12 @@ class HGRN2(MatrixState):
   """HGRN2: a forget gate for each channel of a key, which is 1 minus the gate.
 
   S_t = diag(f_t) S_(t-1) + (1 - f_t) v_t^T and o_t = S_t^T SiLU(q_t), with
-  f_t = l + (1 - l) sigmoid(W x_t). The lower bound l is 0 in the first layer
-  and grows from layer to layer, so that later layers remember longer.
+  f_t = l + (1 - l) sigmoid(W x_t). A learned lower bound l of each channel lets
+  a layer remember long. The outputs of all heads are normalised together.
 
   Source: Qin et al. 2024, https://arxiv.org/abs/2404.07904, section 3. Differs
-  from it: the bound is l + (1 - l) sigmoid(p) for the bound l of the layer
-  before and a parameter p, not a cumulative softmax over all layers. Both reach
-  the same bounds, and a layer does not need the number of layers. The parameter
-  of the first layer has no effect.
+  from it: the bounds of layers are independent and start at 0.12, where those
+  of the paper are sums of a softmax over the layers, which grow with depth.
   """
 
   kinds: ClassVar[dict[str, str]] = {"lower_bound": EIGENVALUES}
@@ -144,17 +140,12 @@ class HGRN2(MatrixState):
     width = self.num_heads * max(x.shape[-1] // self.num_heads, 1)
     q = self.heads(nn.silu(self.project(x, width, "query")))
     v = self.heads(self.project(x, width, "value"))
+    # k = 1 - f = (1 - l) sigmoid(-W x)
     logit = wide(self.project(x, width, "forget"))
-    log_f, k = nn.log_sigmoid(logit), jax.nn.sigmoid(-logit)
-    # Raise the bound in all layers but the first, where it is 0.
     init = nn.initializers.constant(INITIAL_BOUND)
     free = self.param("lower_bound", init, (width,)).astype(logit.dtype)
-    bound = jnp.zeros_like(free)
-    if carry is not None:
-      bound = carry + (1 - carry) * jax.nn.sigmoid(free)
-      rest = (1 - bound)[None, None]
-      k, log_f = rest * k, jnp.log(bound[None, None] + rest * jnp.exp(log_f))
-    k, log_f = self.heads(k), self.heads(log_f)
-    y = self.scan(q, k, v, log_decay=log_f, mask=mask)
-    # Normalise all heads together.
-    return self.normalize(y.reshape(*y.shape[:2], -1)), bound
+    bound = jax.nn.sigmoid(free)[None, None]
+    k = self.heads((1 - bound) * jax.nn.sigmoid(-logit))
+    log_f = jnp.log(bound + (1 - bound) * jax.nn.sigmoid(logit))
+    y = self.scan(q, k, v, log_decay=self.heads(log_f), mask=mask)
+    return self.normalize(y.reshape(*y.shape[:2], -1)), carry

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Deviation, Size, SmallCount, Width
 from jaxformers.matrix_states import matrix_scan
 from jaxformers.models.cache import recall, remember
@@ -64,6 +65,11 @@ class MLSTM(MatrixState):
     """Runs the recurrence; see `MatrixState.respond`."""
     inner = self.expansion * x.shape[-1]
     check_heads(self.num_heads, inner)
+    if inner % self.block_size:
+      raise UserError(
+        f"block_size={self.block_size} does not divide the {inner} channels of "
+        "mlstm (expansion times d_model): choose a divisor."
+      )
     # Map to the gate z and to u, and convolve u.
     z = self.project(x, inner, "gate")
     u = self.project(x, inner, "read")

@@ -215,7 +215,10 @@ def short_convolution(
     use_bias: True to add a bias.
   """
   n, d = x.shape[1:]
-  init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", 0, ())
+  # Uniform within 1 / sqrt(width): a channel reads only itself.
+  init = nn.initializers.variance_scaling(
+    1 / 3, "fan_in", "uniform", in_axis=0, out_axis=(), batch_axis=1
+  )
   kernel = module.param("conv", init, (width, d)).astype(x.dtype)
   # Prepend the last width - 1 tokens of the cache, or zeros.
   past = recall(module, "past")

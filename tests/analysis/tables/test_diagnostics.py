@@ -69,6 +69,7 @@ def test_the_matrix_has_median_and_best_over_seeds():
     ({"name": "deltanet", "mixer": {"signed": True}}, "Z3", "unknown"),
     ({"name": "deltaproduct"}, "S3", "can"),
     ({"name": "deltaproduct"}, "A5", "can"),
+    ({"name": "deltaproduct"}, "S5", "unknown"),
     ({"name": "deltaproduct", "mixer": {"signed": False}}, "Z2", "cannot"),
     # Other problems are not in the table of theory.
     ({"name": "mamba", "mixer": {"signed": True}}, "Z6", "unknown"),

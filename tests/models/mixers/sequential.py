@@ -110,9 +110,7 @@ def states(a, drive):
   return np.stack(out)
 
 
-def check(
-  name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False, carry=None
-):
+def check(name, want, options, *, shift=0.3, n=N, atol=5e-6, residual=False):
   """Checks that a mixer equals `want(params, tokens)` on every sample.
 
   The tolerance is 1e-10 in float64 and `atol` in float32. The parameters are
@@ -124,14 +122,12 @@ def check(
     with jax.enable_x64(dtype == jnp.float64):
       mixer = MIXERS[name](dtype=dtype, **options)
       tokens = jnp.asarray(x, dtype)
-      cast, given = jax.tree.map(
-        lambda a, t=dtype: jnp.asarray(a, t), (params, carry)
-      )
+      cast = jax.tree.map(lambda a, t=dtype: jnp.asarray(a, t), params)
 
       @jax.jit
-      def apply(params, tokens, mask, mixer=mixer, given=given):
+      def apply(params, tokens, mask, mixer=mixer):
         kw = {"residual": tokens[..., ::-1]} if residual else {}
-        kw |= {"mask": mask, "carry": given, "train": False}
+        kw |= {"mask": mask, "carry": None, "train": False}
         return mixer.apply({"params": params}, tokens, **kw)[0]
 
       y = apply(cast, tokens, jnp.asarray(mask))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers import matrix_scan
+from jaxformers.models.cache import CACHE
 from jaxformers.models.mixer import MIXERS
 from tests.marks import slow_except
 from tests.models.mixers import sequential
@@ -38,7 +39,8 @@ def outputs(params, x, *, options, causal):
     sequential.linear(params["strength"], x) if "strength" in params else 0.0
   )
   if options.get("reflect"):
-    beta = np.full((len(x), writes * h), 2.0)
+    squares = [np.square(k).sum(-1) for k in keys]
+    beta = 2 / np.stack(squares, 1).reshape(len(x), -1)
   elif options.get("signed"):
     beta = 2 * beta
   log_decay = None
@@ -78,17 +80,33 @@ def test_delta_starts_as_published():
   params = sequential.init(MIXERS["delta"](num_heads=64, forget=True), 256)
   assert abs(params["read"]["kernel"].std() - 0.02) < 1e-3
   assert "bias" not in params["read"] and "conv_bias" not in params
+  assert 0.45 < np.abs(params["conv"]).max() <= 0.5
   step = sequential.softplus(np.asarray(params["step_bias"], np.float64))
   assert 1e-3 * 0.99 <= step.min() < 3e-3 and 0.03 < step.max() <= 0.101
   factor = np.exp(params["A_log"])
   assert 0 <= factor.min() < 2 and 14 < factor.max() <= 16
 
 
-def test_reflections_learn_no_strengths():
-  mixer = MIXERS["delta"](reflect=True, signed=True)
-  with pytest.raises(ValueError, match=r"signed=True and reflect=True"):
-    sequential.init(mixer, 8)
-  assert "strength" not in sequential.init(MIXERS["delta"](reflect=True), 8)
+def test_states_of_a_mixer_turn_by_orthogonal_matrices():
+  """The map from the first state in the cache to the last one, at the start."""
+  mixer = MIXERS["delta"](num_heads=1, reflect=True, causal=True)
+  params = sequential.init(mixer, 8)
+  assert "strength" not in params
+  x = jax.random.normal(jax.random.key(0), (1, 64, 8))
+  mask = jnp.ones((1, 64), bool)
+
+  @jax.jit
+  def last(state):
+    cache = {"state": state, "past": jnp.zeros((1, 3, 24))}
+    variables = {"params": params, CACHE: cache}
+    options = {"mask": mask, "carry": None, "train": False}
+    _, kept = mixer.apply(variables, x, mutable=[CACHE], **options)
+    return kept[CACHE]["state"]
+
+  zero = last(jnp.zeros((1, 1, 8, 8)))
+  turned = (last(jnp.eye(8)[None, None]) - zero)[0, 0]
+  values = np.linalg.svd(turned, compute_uv=False)
+  np.testing.assert_allclose(values, 1, atol=2e-5)
 
 
 @pytest.mark.parametrize("writes", [1, 3])

@@ -44,3 +44,4 @@ def test_mamba_starts_as_published():
   assert 1e-3 * 0.99 <= step.min() < 2e-3 and 0.05 < step.max() <= 0.101
   assert params["step"].shape == (3, 80)  # d / 16, rounded up.
   np.testing.assert_array_equal(params["D"], 1)
+  assert 0.45 < np.abs(params["conv"]).max() <= 0.5

@@ -53,6 +53,7 @@ def test_mamba2_starts_as_published():
   assert 1e-3 * 0.99 <= step.min() < 3e-3 and 0.03 < step.max() <= 0.101
   np.testing.assert_array_equal(params["D"], 1)
   assert params["conv"].shape == (4, 80 + 2 * 128)
+  assert 0.45 < np.abs(params["conv"]).max() <= 0.5
 
 
 def test_heads_are_at_most_64_channels_wide():
