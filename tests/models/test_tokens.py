@@ -34,7 +34,12 @@ def causal_models():
 
 
 @pytest.mark.parametrize(
-  "name", slow_except(("s5", "transformer"), causal_models())
+  "name",
+  slow_except(
+    ("s5", "transformer"),
+    causal_models(),
+    ("allpass", "deltaproduct", "linear_transformer", "mega"),
+  ),
 )
 def test_a_causal_token_classifier_does_not_see_later_tokens(name):
   model = models.build(name, causal=True, **SIZES)
