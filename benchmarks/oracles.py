@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from jaxformers import matrix_scan
+from jaxformers.foundations import cli
 from jaxformers.foundations.tables import markdown_table
 
 B, N, H, K, V = 2, 100, 3, 16, 8
@@ -145,6 +145,8 @@ CASES: dict[str, tuple[Callable[..., Any], int, str, bool]] = {
 
 def compare(name: str) -> tuple[float, float]:
   """Returns the greatest differences of outputs and of last states."""
+  import torch
+
   function, writes, decay, erases = CASES[name]
   arrays = draw(writes)
   wanted = ours(arrays, decay, erases=erases)
@@ -159,6 +161,7 @@ def compare(name: str) -> tuple[float, float]:
   return differences[0], differences[1]
 
 
+@cli.command()
 def main() -> None:
   """Prints the table."""
   lines = [[name, *(f"{x:.1e}" for x in compare(name))] for name in CASES]

@@ -54,6 +54,7 @@ pytestmark = pytest.mark.slow
 # Modules that other benchmarks import, and that are not commands.
 LIBRARIES = (
   "__init__",
+  "matrix_twins",
   "ours",
   "recurrent_twins",
   "rivals",
