@@ -26,7 +26,13 @@ from jaxformers.sweep import plans
 
 TABLES = ("matrix", "telling")
 # Rows of the short table of the README, `telling`.
-TELLING = ("transformer", "neutreno", "lru", "mamba", "mamba, signed")
+TELLING = (
+  "transformer",
+  "lru",
+  "mamba",
+  "mamba, signed",
+  "deltaproduct, no decay or convolution",
+)
 
 
 def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
