@@ -44,15 +44,11 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
   """
   every: list[Result] = [run for seeds in cells.values() for run in seeds]
   first = every[0]
-  fields = first["config"]["model"]
   problems = [run["config"]["task"]["problem"] for run in every]
   # Name the config of the first run, with the options of its row.
   arguments = f"problem={problems[0]},model={first['model']}"
   config = f"diagnostics/{first['task']}:{arguments}"
-  if fields.get("mixer", {}).get("signed"):
-    config += " --config.model.mixer.signed=True"
-  if fields.get("coupled"):
-    config += " --config.model.coupled=True"
+  config = " ".join([config, *diagnostics.overrides(first["config"])])
   seconds = [run["train_seconds"] for run in every]
   return {
     "table": TABLES[0],

@@ -19,34 +19,34 @@ Weights = Mapping[str, Any]
 HEADS = 4
 
 
-def read(
-  q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor | None = None
-) -> Tensor:
+def read(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
   """Returns the outputs of a recurrence, one token after another.
 
   Args:
     q, k: queries and keys, [b, n, h, K].
     v: values, [b, n, h, V].
     log_decay: logs of the factors, [b, n, h, K or 1].
-    beta: strengths of the delta rule, [b, n, h]; None for no erasing.
   """
   state = torch.zeros(*q[:, 0].shape, v.shape[-1], dtype=q.dtype)
   outputs = []
   for t in range(q.shape[1]):
     state = log_decay[:, t, ..., None].exp() * state
-    write = v[:, t]
-    if beta is not None:
-      held = torch.einsum("bhk,bhkv->bhv", k[:, t], state)
-      write = beta[:, t, :, None] * (write - held)
-    state = state + k[:, t, ..., None] * write[:, :, None]
+    state = state + k[:, t, ..., None] * v[:, t, :, None]
     outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state))
   return torch.stack(outputs, 1)
 
 
-def read_in_chunks(
+def delta_rule_in_chunks(
   q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
-) -> Tensor:
-  """Returns the outputs of the delta rule by the chunks of `transformers`."""
+) -> tuple[Tensor, Tensor]:
+  """Returns outputs and the last state by the chunks of `transformers`.
+
+  Args:
+    q, k: queries and keys, [b, n, h, K].
+    v: values, [b, n, h, V].
+    log_decay: logs of the factors, [b, n, h].
+    beta: strengths of the writes, [b, n, h].
+  """
   from transformers.models.qwen3_next import modeling_qwen3_next
 
   chunked = modeling_qwen3_next.torch_chunk_gated_delta_rule
@@ -54,7 +54,7 @@ def read_in_chunks(
   chunked = getattr(chunked, "__wrapped__", chunked)
   # The function divides queries by sqrt(K).
   q = q * math.sqrt(q.shape[-1])
-  return chunked(q, k, v, log_decay[..., 0], beta)[0]
+  return chunked(q, k, v, log_decay, beta, output_final_state=True)
 
 
 def _both_ways(run: Callable[..., Tensor], *tokens: Tensor) -> Tensor:
@@ -74,12 +74,12 @@ def _unit(x: Tensor) -> Tensor:
   return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def _convolve(w: Weights, u: Tensor) -> Tensor:
-  """Applies a causal depthwise convolution to u [b, n, d], and SiLU."""
+def short_convolution(w: Weights, u: Tensor) -> Tensor:
+  """Applies a causal depthwise convolution to u [b, n, d]."""
   kernel = w["conv"].T[:, None]  # [d, 1, width].
   padded = F.pad(u.mT, (kernel.shape[-1] - 1, 0))
   bias = w.get("conv_bias")
-  return F.silu(F.conv1d(padded, kernel, bias, groups=len(kernel)).mT)
+  return F.conv1d(padded, kernel, bias, groups=len(kernel)).mT
 
 
 def _log_decay(w: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,13 +101,12 @@ def delta(
   signed: bool = False,
   num_householder: int = 1,
   expansion: int = 1,
-  chunked: bool = True,
   **_: Any,
 ) -> Tensor:
   """Computes the delta rule; the writes of a token follow one another."""
   (b, n, d), r = x.shape, num_householder
   key, value = d, d * expansion
-  u = _convolve(w, w["read"](x))
+  u = F.silu(short_convolution(w, w["read"](x)))
   q, k, v = u.split((key, r * key, r * value), -1)
   q, k = _unit(_heads(q)) * (d // HEADS) ** -0.5, _unit(_heads(k, r * HEADS))
   # Lay the writes out as tokens; the query reads after the last one.
@@ -117,14 +116,13 @@ def delta(
   gate = torch.zeros(b, n, HEADS)
   if "A_log" in w:
     gate = _log_decay(w, w["decay"](x))[1]
-  first = F.pad(gate[:, :, None], (0, 0, 0, r - 1)).flatten(1, 2)[..., None]
-  run = read_in_chunks if chunked else read
+  first = F.pad(gate[:, :, None], (0, 0, 0, r - 1)).flatten(1, 2)
   queries = q.repeat_interleave(r, 1)
 
   def forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
   ) -> Tensor:
-    return run(q, k, v, g, beta)[:, r - 1 :: r]
+    return delta_rule_in_chunks(q, k, v, g, beta)[0][:, r - 1 :: r]
 
   def flipped(a: Tensor) -> Tensor:
     return a.unflatten(1, (n, r)).flip(1).flatten(1, 2)
@@ -177,7 +175,7 @@ def hgrn2(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
 def mamba2(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   """Computes Mamba-2, token by token."""
   inner, h = w["gate"].out_features, w["step"].out_features
-  u = _convolve(w, w["read"](x))
+  u = F.silu(short_convolution(w, w["read"](x)))
   size = (u.shape[-1] - inner) // 2
   u, b, c = u.split((inner, size, size), -1)
   u = _heads(u, h)
@@ -191,7 +189,7 @@ def mamba2(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
 def mlstm(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   """Computes mLSTM, token by token, without a running maximum."""
   u = w["read"](x)
-  c = _convolve(w, u)
+  c = F.silu(short_convolution(w, u))
 
   def blocks(a: Tensor, name: str) -> Tensor:
     kernel = w[name]

@@ -57,7 +57,7 @@ def ours(
   return jax.device_get(jax.jit(matrix_scan)(q, k, v, **options))
 
 
-def _delta_rule(a: Arrays, **options: Any) -> Any:
+def _delta_rule(a: Arrays) -> Any:
   from fla.ops.delta_rule.naive import delta_rule_recurrence
 
   # Heads come before tokens, and queries are divided by sqrt(K).
@@ -67,7 +67,7 @@ def _delta_rule(a: Arrays, **options: Any) -> Any:
   return o.swapaxes(1, 2), last
 
 
-def _gated_delta_rule(a: Arrays, **options: Any) -> Any:
+def _gated_delta_rule(a: Arrays) -> Any:
   from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
 
   return naive_recurrent_gated_delta_rule(
@@ -81,18 +81,13 @@ def _gated_delta_rule(a: Arrays, **options: Any) -> Any:
   )
 
 
-def _chunked_gated_delta_rule(a: Arrays, **options: Any) -> Any:
-  from transformers.models.qwen3_next import modeling_qwen3_next
+def _chunked_gated_delta_rule(a: Arrays) -> Any:
+  from benchmarks.matrix_twins import delta_rule_in_chunks
 
-  function = modeling_qwen3_next.torch_chunk_gated_delta_rule
-  # With fla-core installed, the plain function is wrapped.
-  function = getattr(function, "__wrapped__", function)
-  q = a["q"] * math.sqrt(K)
-  arrays = (q, a["k"], a["v"], a["head"], a["beta"])
-  return function(*arrays, output_final_state=True)
+  return delta_rule_in_chunks(a["q"], a["k"], a["v"], a["head"], a["beta"])
 
 
-def _gated_delta_product(a: Arrays, *, writes: int) -> Any:
+def _gated_delta_product(a: Arrays) -> Any:
   from fla.ops.gated_delta_product.naive import (
     naive_recurrent_gated_delta_product,
   )
@@ -108,18 +103,18 @@ def _gated_delta_product(a: Arrays, *, writes: int) -> Any:
     scale=1.0,
     cu_seqlens=None,
     output_final_state=True,
-    num_householder=writes,
+    num_householder=a["k"].shape[2],
   )
 
 
-def _simple_gla(a: Arrays, **options: Any) -> Any:
+def _simple_gla(a: Arrays) -> Any:
   from fla.ops.simple_gla.naive import naive_recurrent_simple_gla
 
   arrays = (a["q"], a["k"], a["v"], a["head"])
   return naive_recurrent_simple_gla(*arrays, scale=1.0, output_final_state=True)
 
 
-def _gla(a: Arrays, **options: Any) -> Any:
+def _gla(a: Arrays) -> Any:
   from fla.ops.gla.naive import naive_recurrent_gla
 
   q = a["q"] * math.sqrt(K)
@@ -153,7 +148,7 @@ def compare(name: str) -> tuple[float, float]:
   if writes == 1:
     arrays |= {key: arrays[key][:, :, 0] for key in ("k", "v", "beta")}
   tensors = {key: torch.tensor(value) for key, value in arrays.items()}
-  found = function(tensors, writes=writes)
+  found = function(tensors)
   differences = [
     float(np.abs(np.asarray(x) - y.float().numpy()).max())
     for x, y in zip(wanted, found, strict=True)

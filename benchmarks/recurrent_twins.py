@@ -189,18 +189,11 @@ def mega(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   return torch.sigmoid(update) * (F.silu(candidate + h) - residual)
 
 
-def _short_convolution(w: Weights, u: Tensor) -> Tensor:
-  """Applies a causal depthwise convolution to u [b, n, d]."""
-  kernel = w["conv"].T[:, None]  # [d, 1, width].
-  padded = F.pad(u.mT, (kernel.shape[-1] - 1, 0))
-  return F.conv1d(padded, kernel, w["conv_bias"], groups=len(kernel)).mT
-
-
 def rglru(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   """Computes Griffin's recurrent block, token by token."""
   # Branches of the gate and of the recurrence.
   gate = F.gelu(w["gate"](x), approximate="tanh")
-  u = _short_convolution(w, w["input"](x))
+  u = matrix_twins.short_convolution(w, w["input"](x))
 
   # Block-diagonal gates, [b, n, d].
   def by_heads(name: str) -> Tensor:
@@ -226,7 +219,7 @@ def mamba(w: Weights, x: Tensor, residual: Tensor) -> Tensor:
   """Computes Mamba by the loop of its reference implementation."""
   # Branches of the recurrence and of the gate, and a short convolution.
   u, z = w["input"](x).chunk(2, -1)
-  u = F.silu(_short_convolution(w, u))
+  u = F.silu(matrix_twins.short_convolution(w, u))
   # Step sizes [b, n, d], and the matrices B and C [b, n, N] of each token.
   size = w["A_log"].shape[1]
   gates = w["gates"](u)

@@ -114,12 +114,10 @@ def _expected_of_delta(
   problem: str, options: Mapping[str, Any]
 ) -> tuple[str, str]:
   """Returns what theory says of the delta rule on a group; see `expected`."""
-  writes = options.get("num_householder", 1)
-  if options.get("signed") and not options.get("head_dim"):
-    is_enough = writes >= _REFLECTIONS[problem]
-    return (CAN, "reflections") if is_enough else (UNKNOWN, "")
   if options.get("signed"):
-    return UNKNOWN, ""
+    writes = options.get("num_householder", 1)
+    is_enough = writes >= _REFLECTIONS[problem] and not options.get("head_dim")
+    return (CAN, "reflections") if is_enough else (UNKNOWN, "")
   # For strengths up to 1 a factor that keeps the norm of a vector keeps the
   # vector, so that a product has no eigenvalue of modulus 1 other than 1.
   if problem in _TWO and not options.get("reflect"):
@@ -127,17 +125,39 @@ def _expected_of_delta(
   return UNKNOWN, ""
 
 
+# Labels of rows, and the fields of a model that they stand for.
+LABELS: dict[str, dict[str, Any]] = {
+  "signed": {"mixer.signed": True},
+  "no decay or convolution": {"mixer.forget": False, "mixer.conv_width": 0},
+  "coupled": {"coupled": True},
+}
+
+
+def _deciding(config: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+  """Returns the labels of a run with the fields of its model they stand for."""
+  model = config["model"]
+  fields = model | {f"mixer.{k}": v for k, v in model.get("mixer", {}).items()}
+  return [
+    (label, wanted)
+    for label, wanted in LABELS.items()
+    if all(k in fields and fields[k] == v for k, v in wanted.items())
+  ]
+
+
+def overrides(config: Mapping[str, Any]) -> list[str]:
+  """Returns the arguments that give a model the options of its row."""
+  return [
+    f"--config.model.{name}={value}"
+    for _, fields in _deciding(config)
+    for name, value in fields.items()
+  ]
+
+
 def row_name(config: Mapping[str, Any]) -> str:
   """Returns the name of an encoder, with the options that decide."""
-  model = config["model"]
-  name = str(model["name"])
-  options = model.get("mixer", {})
-  if options.get("signed"):
-    name += ", signed"
-  if options.get("forget") is False and options.get("conv_width") == 0:
-    name += ", no decay or convolution"
-  if model.get("coupled"):
-    name += ", coupled"
+  name = str(config["model"]["name"])
+  for label, _ in _deciding(config):
+    name += f", {label}"
   if not config["task"].get("causal", True):
     name += " (both sides)"
   return name

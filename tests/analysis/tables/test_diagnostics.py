@@ -182,3 +182,17 @@ def test_mad_has_the_mean_of_six_complete_problems():
   (line,) = diagnostics.mad_scores(finished).splitlines()[-1:]
   scores = "10.0 | 20.0 | 30.0 | 40.0 | 50.0 | 60.0 | 35.0"
   assert line == f"| s5, 2 x 128, 200 epochs | {scores} |"
+
+
+def test_a_row_has_the_arguments_of_its_name():
+  options = {"forget": False, "conv_width": 0}
+  config = {"model": {"name": "deltaproduct", "mixer": options}, "task": {}}
+  name = "deltaproduct, no decay or convolution"
+  assert diagnostics.row_name(config) == name
+  assert diagnostics.overrides(config) == [
+    "--config.model.mixer.forget=False",
+    "--config.model.mixer.conv_width=0",
+  ]
+  # One of the two options does not make the row.
+  config["model"]["mixer"] = {"forget": False}
+  assert diagnostics.overrides(config) == []
