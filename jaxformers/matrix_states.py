@@ -193,8 +193,8 @@ def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
     raise ValueError(f"Unknown form {form!r}: choose {', '.join(FORMS)}.")
   if chunk < 0:
     raise ValueError(f"chunk={chunk} is negative: give a number of writes.")
-  given = {name: x.shape for name, x in arrays.items() if x is not None}
-  q, k, v = (given[name] for name in "qkv")
+  actual = {name: x.shape for name, x in arrays.items() if x is not None}
+  q, k, v = (actual[name] for name in "qkv")
   if len(q) != 4 or len(k) != 5 or q[1] < 1:
     raise ValueError(
       f"q has the shape {q} and k {k}: give q as [b, n, h, K] with n > 0, and "
@@ -214,10 +214,10 @@ def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
     "initial": [(b, h, size, *v[4:])],
   }
   for name, shapes in allowed.items():
-    if name in given and given[name] not in shapes:
+    if name in actual and actual[name] not in shapes:
       listed = " or ".join(map(str, dict.fromkeys(shapes)))
       raise ValueError(
-        f"{name} has the shape {given[name]}, with q {q} and k {k}: give "
+        f"{name} has the shape {actual[name]}, with q {q} and k {k}: give "
         f"{listed}."
       )
 
@@ -246,7 +246,9 @@ def _cut(
 
   def at_first_write(x: jax.Array) -> jax.Array:
     # A token decays and is reset before its first write only.
-    return jnp.pad(x[:, :, None], ((0, 0), (0, 0), (0, writes - 1), *_NONE))
+    return jnp.pad(
+      x[:, :, None], ((0, 0), (0, 0), (0, writes - 1), (0, 0), (0, 0))
+    )
 
   return _Chunk(
     q=cut(q[:, :, None]),
@@ -260,9 +262,6 @@ def _cut(
       else cut(at_first_write(resets[..., None, None]))[..., 0]
     ),
   )
-
-
-_NONE = ((0, 0), (0, 0))  # No padding of heads and channels.
 
 
 def _run_loop(state: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:

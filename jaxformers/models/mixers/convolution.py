@@ -104,6 +104,11 @@ def to_front(x: jax.Array, mask: jax.Array) -> jax.Array:
   return _reorder(jnp.where(mask[..., None], x, 0), mask, back=False)
 
 
+def front_mask(mask: jax.Array) -> jax.Array:
+  """Returns the mask of tokens that `to_front` has moved, bool [b, n]."""
+  return jnp.arange(mask.shape[1])[None] < mask.sum(1)[:, None]
+
+
 def move_back(y: jax.Array, mask: jax.Array) -> jax.Array:
   """Inverts `to_front`: moves tokens y [b, n, d] back to their positions."""
   return _reorder(y, mask, back=True)

@@ -13,7 +13,11 @@ from jaxformers.models.cache import recall, remember
 from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.blocked import split
-from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.convolution import (
+  front_mask,
+  move_back,
+  to_front,
+)
 from jaxformers.models.mixers.recurrence import (
   check_only_causal,
   decay,
@@ -86,7 +90,7 @@ class Mamba(nn.Module):
     # Move the tokens before the padding.
     x = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
-    is_token = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    is_token = front_mask(mask)
     # Map to the inputs u of the recurrence and the gate z.
     both = dense(x, 2 * inner, "input", use_bias=False, dtype=self.dtype)
     u, z = both[..., :inner], both[..., inner:]

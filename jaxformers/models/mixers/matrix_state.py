@@ -11,7 +11,11 @@ import jax.numpy as jnp
 from jaxformers.foundations.ranges import Deviation, Width
 from jaxformers.matrix_states import matrix_scan
 from jaxformers.models.cache import check_causal, recall, remember
-from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.convolution import (
+  front_mask,
+  move_back,
+  to_front,
+)
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.mixers.state_space import softplus_steps
 from jaxformers.models.reductions import wide
@@ -50,9 +54,7 @@ class MatrixState(nn.Module):
     check_causal(self, causal=self.causal)
     # Move the tokens before the padding.
     front = to_front(x.astype(self.dtype), mask)
-    lengths = mask.sum(1, dtype=jnp.int32)
-    is_token = jnp.arange(mask.shape[1])[None] < lengths[:, None]
-    y, carry = self.respond(front, is_token, carry)
+    y, carry = self.respond(front, front_mask(mask), carry)
     y = self.project(y.astype(self.dtype), x.shape[-1], "output")
     return move_back(y, mask), carry
 

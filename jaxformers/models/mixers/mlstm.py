@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.ranges import Deviation, Size, SmallCount, Width
+from jaxformers.foundations.ranges import Deviation, Size, SmallCount
 from jaxformers.matrix_states import matrix_scan
 from jaxformers.models.cache import recall, remember
 from jaxformers.models.mixer import MIXERS, check_heads
@@ -54,7 +54,6 @@ class MLSTM(MatrixState):
     block_size: width of the blocks of the maps to queries, keys and values.
   """
 
-  num_heads: Width = 4
   init_std: Deviation = 0.0
   expansion: SmallCount = 2
   block_size: Size = 4

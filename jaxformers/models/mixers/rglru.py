@@ -13,7 +13,11 @@ from jaxformers.models.activations import gelu_tanh
 from jaxformers.models.cache import count_tokens, recall, remember
 from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixer import MIXERS, check_heads
-from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.convolution import (
+  front_mask,
+  move_back,
+  to_front,
+)
 from jaxformers.models.mixers.recurrence import (
   block_diagonal,
   check_only_causal,
@@ -81,7 +85,7 @@ class RGLRU(nn.Module):
     is_first = self._is_first(mask)
     x = to_front(x.astype(self.dtype), mask)
     lengths = mask.sum(1, dtype=jnp.int32)
-    is_token = jnp.arange(mask.shape[1])[None] < lengths[:, None]
+    is_token = front_mask(mask)
     # Map to the gate and to the inputs of the recurrence.
     gate = gelu_tanh(dense(x, width, "gate", dtype=self.dtype))
     u = dense(x, width, "input", dtype=self.dtype)

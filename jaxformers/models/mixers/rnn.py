@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -10,7 +11,11 @@ import jax.numpy as jnp
 
 from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.mixer import MIXERS
-from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.convolution import (
+  front_mask,
+  move_back,
+  to_front,
+)
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.reductions import wide
 from jaxformers.models.variants import MODELS, Variant
@@ -64,7 +69,7 @@ class RNN(nn.Module):
     check_causal(self, causal=self.causal)
     # Move the tokens before the padding.
     front = to_front(x.astype(self.dtype), mask)
-    is_token = jnp.arange(mask.shape[1])[None] < mask.sum(1)[:, None]
+    is_token = front_mask(mask)
     states, last = self.recur(front, is_token, recall(self, "state"))
     remember(self, "state", last)
     if not self.causal:
@@ -90,16 +95,14 @@ class RNN(nn.Module):
 class _Cell(RNN):
   """Base class of mixers that run a cell of Flax."""
 
-  def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
-    """Returns the cell of d channels, computed in `dtype`."""
-    raise NotImplementedError
+  cell: ClassVar[Callable[..., nn.RNNCellBase]]
 
   def recur(
     self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
   ) -> tuple[jax.Array, Any]:
     """Runs the recurrence; see `RNN.recur`."""
     dtype, x = x.dtype, wide(x)
-    cell = self.make_cell(x.shape[-1], x.dtype)
+    cell = self.cell(x.shape[-1], dtype=x.dtype)
     if initial is None:
       initial = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
       initial = jax.tree.map(lambda a: a.astype(x.dtype), initial)
@@ -132,9 +135,7 @@ class LSTM(_Cell):
   al. 2000; the cell is Flax's `OptimizedLSTMCell`.
   """
 
-  def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
-    """Returns the cell of d channels, computed in `dtype`."""
-    return nn.OptimizedLSTMCell(d, dtype=dtype)
+  cell = nn.OptimizedLSTMCell
 
 
 @MIXERS.register("gru")
@@ -145,9 +146,7 @@ class GRU(_Cell):
   cell is Flax's `GRUCell`, which multiplies by the reset gate after the map.
   """
 
-  def make_cell(self, d: int, dtype: Any) -> nn.RNNCellBase:
-    """Returns the cell of d channels, computed in `dtype`."""
-    return nn.GRUCell(d, dtype=dtype)
+  cell = nn.GRUCell
 
 
 @MIXERS.register("mingru")
