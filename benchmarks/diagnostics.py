@@ -2,22 +2,26 @@ r"""The matrix of diagnostics as records, from finished runs.
 
 python launch/tables.py diagnostics --workdir runs/diagnostics
 python -m benchmarks.diagnostics runs/diagnostics \
-    --out results/diagnostics.jsonl
+    --out results/diagnostics.jsonl --picture docs/figures/diagnostics.png
 
-The command replaces the tables `matrix`, a record for each encoder, and
-`telling` of the file, and keeps its other tables. A cell has the median over
+The command writes the tables `matrix`, a record for each encoder, and
+`telling`, and keeps the other tables of the file. A cell has the median over
 seeds at the length of training and at four times it, and what theory says.
-Minutes are the mean over the runs of a row.
+Cells of the file without a run in the folders stay as they are, so that a table
+can be filled on several machines. Minutes are the mean over the cells of a row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.data import OUT
 from benchmarks.programs import append, read
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import diagnostics, runs
 from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations import cli
@@ -74,44 +78,101 @@ def _hardware(run: Result) -> str:
   return f"{device} (shared), jax {run['versions']['jax']}"
 
 
-def _model(cells: diagnostics.Cells) -> str:
-  """Returns the name of the model of a row."""
-  return str(next(iter(cells.values()))[0]["model"])
+def _order(column: str) -> int:
+  """Returns the place of a column: the place of its problem in the plan."""
+  configs = plans.PLANS["diagnostics"].configs
+  problems = [config.partition("problem=")[2] for config in configs]
+  problem = column.partition(",")[0]
+  return problems.index(problem) if problem in problems else len(problems)
 
 
-def records(finished: Sequence[Result]) -> list[dict[str, Any]]:
-  """Returns the records of all encoders, in the order of the plan."""
-  rows = diagnostics.rows_of(finished)
+def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+  """Returns a record with the cells of both; those of `new` count."""
+  joined = old | {"values": old["values"] | new["values"]}
+  counts = [len(each["values"]) for each in (old, new)]
+  minutes = old["minutes"] * counts[0] + new["minutes"] * counts[1]
+  joined["minutes"] = round(minutes / sum(counts), 1)
+  joined["seeds"] = sorted({*old["seeds"], *new["seeds"]})
+  for name in ("protocol", "commit", "hardware"):
+    parts = old[name].split(", ") + new[name].split(", ")
+    joined[name] = ", ".join(dict.fromkeys(parts))
+  return joined
+
+
+def records(
+  finished: Sequence[Result], earlier: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+  """Returns the records of all encoders, in the order of the plan.
+
+  Args:
+    finished: contents of `results.json`.
+    earlier: records of the table `matrix` whose cells are kept.
+  """
+  # The first recipe of an encoder counts.
+  new: dict[str, dict[str, Any]] = {}
+  for name, cells in diagnostics.rows_of(finished):
+    new.setdefault(f"`{name}`", record(name, cells))
+  # Join the records with the earlier ones, without their empty cells.
+  named = {}
+  for each in earlier:
+    values = {c: text for c, text in each["values"].items() if text}
+    named[each["row"]] = each | {"values": values}
+  for row, each in new.items():
+    named[row] = _joined(named[row], each) if row in named else each
   order = {name: number for number, name in enumerate(plans.ENCODERS)}
-  rows.sort(key=lambda row: order.get(_model(row[1]), len(order)))
-  columns = list(dict.fromkeys(column for _, cells in rows for column in cells))
-  made = [record(*row) for row in rows]
+  made = sorted(named.values(), key=lambda r: order.get(r["model"], len(order)))
+  columns = dict.fromkeys(column for each in made for column in each["values"])
+  ordered = sorted(columns, key=_order)
   for each in made:
     # Every record has the columns in one order.
-    each["values"] = {c: each["values"].get(c) for c in columns}
-  # The first recipe of an encoder counts.
-  named = {each["row"].strip("`"): each for each in reversed(made)}
+    each["values"] = {c: each["values"].get(c) for c in ordered}
+  rows = {each["row"].strip("`"): each for each in made}
   return made + [
-    named[name] | {"table": TABLES[1]} for name in TELLING if name in named
+    rows[name] | {"table": TABLES[1]} for name in TELLING if name in rows
   ]
+
+
+def figure(made: Sequence[dict[str, Any]]) -> Figure:
+  """Returns the figure of the records of the table `matrix`."""
+  rows = []
+  for each in made:
+    for column, text in each["values"].items():
+      # The last part of a cell is what theory says.
+      shares = (text or "").split("; ")[:-1]
+      medians = [float(share.split()[0]) for share in shares]
+      medians += [math.nan] * (2 - len(medians))
+      problem = column.partition(",")[0]
+      for title, median in zip(
+        (column, f"{problem}, longer"), medians, strict=True
+      ):
+        rows.append((each["row"].strip("`"), title, median))
+  caption = "Median over seeds, in percent. Empty cells have no run."
+  texts = Texts("diagnostics", "What each encoder has learned", caption)
+  return plots.scores(texts, rows)
 
 
 @cli.command(
   cli.argument("workdirs", nargs="+", type=Path, help="folders of runs"),
   OUT,
+  cli.argument("--picture", type=Path, help="PNG file for a figure of it"),
 )
-def main(workdirs: list[Path], out: str) -> None:
+def main(workdirs: list[Path], out: str, picture: Path | None) -> None:
   """Writes the table of the runs to a file of records."""
   found, _ = runs.discover(workdirs)
-  made = records([run.results for run in found if run.results])
-  if not made:
+  finished = [run.results for run in found if run.results]
+  if not diagnostics.rows_of(finished):
     raise UserError(f"{workdirs} have no finished diagnostics: run them first.")
   path = Path(out)
-  kept = [old for old in read(path) if old["table"] not in TABLES]
+  old = read(path)
+  made = records(finished, [each for each in old if each["table"] == TABLES[0]])
+  # Write all tables to a new file, and replace the old one.
   new = path.with_suffix(".new")
   new.unlink(missing_ok=True)
-  append(new, [*kept, *made])
+  append(new, [*(each for each in old if each["table"] not in TABLES), *made])
   new.replace(path)
+  if picture:
+    rows = [each for each in made if each["table"] == TABLES[0]]
+    picture.write_bytes(figure(rows).picture("png"))
 
 
 if __name__ == "__main__":

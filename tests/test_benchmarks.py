@@ -288,8 +288,8 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
     finished("mamba", "Z2", 1.0, signed=True),
   ]
   monkeypatch.setattr(diagnostics.runs, "discover", lambda _: (found, []))
-  out = tmp_path / "records.jsonl"
-  programs.append(out, [{"table": "other"}, {"table": "matrix"}])
+  out, picture = tmp_path / "records.jsonl", tmp_path / "matrix.png"
+  programs.append(out, [{"table": "other"}])
   diagnostics.main(["runs", f"--out={out}"])
   other, s5, mamba, telling = programs.read(out)
   assert other == {"table": "other"}
@@ -305,6 +305,20 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
     "model=mamba --config.model.mixer.signed=True"
   )
   assert telling == mamba | {"table": "telling"}
+  # Cells without a new run stay.
+  found[:] = [finished("s5", "Z2", 0.75), finished("lru", "A5", 1.0)]
+  found[0].results["train_seconds"] = 270.0
+  diagnostics.main(["runs", f"--out={out}", f"--picture={picture}"])
+  _, s5, lru, mamba, *_ = programs.read(out)
+  columns = (*columns, "A5, 8 tokens")
+  for each, cells in (
+    (s5, ["75; 0; cannot", "25; 0; cannot", None]),
+    (lru, [None, None, "100; 0; cannot"]),
+    (mamba, ["100; 0; can", None, None]),
+  ):
+    assert each["values"] == dict(zip(columns, cells, strict=True))
+  assert s5["minutes"] == 2.5
+  assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def scaling_report(*collectives):

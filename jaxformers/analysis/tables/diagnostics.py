@@ -114,13 +114,16 @@ def _expected_of_delta(
   problem: str, options: Mapping[str, Any]
 ) -> tuple[str, str]:
   """Returns what theory says of the delta rule on a group; see `expected`."""
+  # Nothing is known of models in which every factor is a reflection.
+  if options.get("reflect"):
+    return UNKNOWN, ""
   if options.get("signed"):
     writes = options.get("num_householder", 1)
     is_enough = writes >= _REFLECTIONS[problem] and not options.get("head_dim")
     return (CAN, "reflections") if is_enough else (UNKNOWN, "")
   # For strengths up to 1 a factor that keeps the norm of a vector keeps the
   # vector, so that a product has no eigenvalue of modulus 1 other than 1.
-  if problem in _TWO and not options.get("reflect"):
+  if problem in _TWO:
     return CANNOT, "positive"
   return UNKNOWN, ""
 

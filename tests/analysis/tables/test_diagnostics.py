@@ -71,6 +71,7 @@ def test_the_matrix_has_median_and_best_over_seeds():
     ({"name": "deltaproduct"}, "A5", "can"),
     ({"name": "deltaproduct"}, "S5", "unknown"),
     ({"name": "deltaproduct", "mixer": {"signed": False}}, "Z2", "cannot"),
+    ({"name": "deltaproduct", "mixer": {"reflect": True}}, "Z2", "unknown"),
     # Other problems are not in the table of theory.
     ({"name": "mamba", "mixer": {"signed": True}}, "Z6", "unknown"),
     ({"name": "mamba"}, "even_pairs", "unknown"),
