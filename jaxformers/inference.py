@@ -36,6 +36,7 @@ from jaxformers.models import Model, certificates, inverse
 from jaxformers.models.batches import apply_in_batches, in_batches
 from jaxformers.models.capture import capture
 from jaxformers.models.decode import at_least
+from jaxformers.models.streams import Stream
 from jaxformers.models.variables import make_variables, outputs
 from jaxformers.tasks import Task, rows
 from jaxformers.tasks import inputs as task_inputs
@@ -521,6 +522,20 @@ class TrainedModel:
       top_k=top_k,
     )
     return self.decode(drawn)
+
+  def stream(self) -> Stream:
+    """Returns a reader of sequences whose tokens come one after the other.
+
+    Raises:
+      UserError: If the model reads later tokens.
+
+    Example:
+      >>> import jaxformers as jf
+      >>> model = jf.load("zoo:language-allpass")
+      >>> model.stream().feed([[5, 7, 3]]).shape[:2]
+      (1, 3)
+    """
+    return Stream(self.model, self._variables)
 
   @check_keywords
   @_explained

@@ -4,6 +4,11 @@ A causal model that is applied with `mutable=["cache"]` continues from the cache
 and returns the cache after its tokens. `decode.generate` applies a model in
 this way, token by token. Without `mutable=["cache"]` a model neither reads nor
 writes a cache.
+
+The cache is the state of `Model.apply` with `return_state`, which may also be
+carried from one training step to the next. What depends on parameters alone is
+not a part of it: a loop with fixed parameters keeps such values in a second
+collection, `FIXED`.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 
 CACHE = "cache"
+FIXED = "fixed"  # Collection of values that depend on parameters alone.
 
 
 def is_decoding(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import check_keywords
-from jaxformers.models.cache import CACHE
+from jaxformers.models.cache import CACHE, FIXED
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.model import Model
@@ -107,7 +107,7 @@ def generate(
   key = jax.random.key(0) if key is None else key
   # Pad all sizes to powers of two, so that few programs are compiled.
   count, width = prompt.shape
-  wide = at_least(width, model.config.max_len if _is_bounded(model) else 0)
+  wide = at_least(width, model.config.max_len if is_bounded(model) else 0)
   rows = np.minimum(np.arange(at_least(count)), count - 1)
   padded = np.pad(prompt[rows], ((0, 0), (0, wide - width)))
   most = at_least(int(top_k), model.config.vocab_size) if top_k else 0
@@ -159,7 +159,7 @@ def _check(
   _check_sampling(steps, key, temperature, top_k, size)
   # The last drawn token is not read again.
   total = prompt.shape[1] + steps - 1
-  if _is_bounded(model) and total > config.max_len:
+  if is_bounded(model) and total > config.max_len:
     raise UserError(
       f"A prompt of {prompt.shape[1]} tokens and {steps} steps are more than "
       f"max_len={config.max_len}: shorten one of the two, or build the model "
@@ -194,7 +194,7 @@ def _check_sampling(
     )
 
 
-def _is_bounded(model: Model) -> bool:
+def is_bounded(model: Model) -> bool:
   """Returns True if the model cannot read more than max_len tokens."""
   config = model.config
   return config.positions != "none" or _has_limit(config)
@@ -236,7 +236,7 @@ def _generate(
   ) -> tuple[jax.Array, dict[str, Any]]:
     """Returns log p of the next token after each token, and the new cache."""
     log_p, changed = model.apply(
-      {**variables, **cache}, ids, train=False, mutable=[CACHE]
+      {**variables, **cache}, ids, train=False, mutable=[CACHE, FIXED]
     )
     return log_p, dict(changed)
 

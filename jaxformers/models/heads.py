@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry, choose
 from jaxformers.models.activations import ACTIVATIONS
+from jaxformers.models.cache import is_decoding, recall, remember
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.norm import NORMS, normalize
@@ -23,6 +25,18 @@ LECUN = nn.initializers.lecun_normal()  # Default initializer of nn.Dense.
 
 # Signature of a pool: (x [b, n, d], mask [b, n], padded_len) -> [b, d].
 Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
+
+
+class Part(NamedTuple):
+  """Pool of the tokens of a part of each sequence.
+
+  Attributes:
+    pooled: result of the pool, [b, d]; 0 without tokens.
+    count: number of tokens, float32 [b, 1].
+  """
+
+  pooled: jax.Array
+  count: jax.Array
 
 
 @POOLS.register("max")
@@ -104,6 +118,55 @@ def first_two_tokens(
   return jnp.where(mask[:, :2, None], x[:, :2], 0).reshape(len(x), -1)
 
 
+def _mean_of_two(a: Part, b: Part) -> jax.Array:
+  total = a.count * a.pooled + b.count * b.pooled
+  return total / jnp.maximum(a.count + b.count, 1)
+
+
+# Results for two parts of a sequence, from the results for each part.
+_JOINS: dict[str, Callable[[Part, Part], jax.Array]] = {
+  "mean": _mean_of_two,
+  "padded_mean": lambda a, b: a.pooled + b.pooled,
+  "root_mean": lambda a, b: (
+    (jnp.sqrt(a.count) * a.pooled + jnp.sqrt(b.count) * b.pooled)
+    / jnp.sqrt(jnp.maximum(a.count + b.count, 1))
+  ),
+  "max": lambda a, b: jnp.where(
+    (a.count > 0) & (b.count > 0),
+    jnp.maximum(a.pooled, b.pooled),
+    a.pooled + b.pooled,
+  ),
+  "first": lambda a, b: jnp.where(a.count > 0, a.pooled, b.pooled),
+}
+
+
+def pool_so_far(
+  module: nn.Module, x: jax.Array, mask: jax.Array, name: str, padded_len: int
+) -> jax.Array:
+  """Returns a pool of x [b, n, d] -> [b, d], after the tokens in the cache.
+
+  Args:
+    module: module that stores the pool of earlier tokens in its cache.
+    x: tokens.
+    mask: bool [b, n], True at tokens.
+    name: name of the pool.
+    padded_len: divisor of "padded_mean".
+
+  Raises:
+    UserError: when continuing from a cache with a pool that cannot.
+  """
+  pooled = POOLS[name](x, mask, padded_len)
+  if not is_decoding(module):
+    return pooled
+  join = _JOINS[choose("pool of a model with a state", name, _JOINS)]
+  part = Part(pooled, mask.sum(1, dtype=jnp.float32)[:, None])
+  before = recall(module, "pooled")
+  if before is not None:
+    part = Part(join(Part(*before), part), before[1] + part.count)
+  remember(module, "pooled", tuple(part))
+  return part.pooled
+
+
 @INTERACTIONS.register("concat")
 def concat(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns [a, b] for a and b [b, d] -> [b, 2 d], as LRA's dual encoder."""
@@ -175,7 +238,8 @@ class ClassifierHead(nn.Module):
     The two sequences of a pair are adjacent samples: x is then [2 b, n, d].
     """
     # Pool in float32 for every compute type.
-    x = POOLS[self.pool](x, mask, self.padded_len).astype(jnp.float32)
+    x = pool_so_far(self, x, mask, self.pool, self.padded_len)
+    x = x.astype(jnp.float32)
     if self.pool_norm:
       norm = NORMS[self.pool_norm](name="norm")
       # Exclude samples without tokens from the mean over samples.

@@ -21,6 +21,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry, call, unknown
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import layers_of, model_names
+from jaxformers.models.cache import CACHE
 from jaxformers.models.config import (
   FIELDS,
   PLAIN_HEAD,
@@ -193,6 +194,63 @@ class Model(nn.Module):
   """
 
   config: ModelConfig
+
+  @nn.nowrap
+  def apply(
+    self,
+    variables: Mapping[str, Any],
+    *args: Any,
+    initial_state: Any = None,
+    return_state: bool = False,
+    mutable: Any = False,
+    **options: Any,
+  ) -> Any:
+    """Applies the model to inputs; a causal model can continue from a state.
+
+    The results for parts of a sequence, each from the state after the part
+    before, equal the results for the whole sequence; a classifier returns the
+    logits of all tokens so far. Results and states are differentiable. A
+    recurrence has a state of a fixed size, and attention one of `max_len`
+    tokens; tokens beyond it are dropped.
+
+    Args:
+      variables: collections, such as `make_variables` returns them.
+      *args: inputs.
+      initial_state: state that an earlier call has returned; None to begin.
+      return_state: True to return the state after the inputs.
+      mutable: collections that change, as in Flax.
+      **options: `train`, and other arguments of Flax.
+
+    Returns:
+      What Flax returns; with `return_state`, the pair of it and the state.
+
+    Raises:
+      UserError: with a state, for a model that is not causal, a mixer without a
+        cache, or a pool that needs the whole sequence.
+    """
+    if initial_state is None and not return_state:
+      return super().apply(variables, *args, mutable=mutable, **options)
+    self.check_causal()
+    if initial_state is not None:
+      variables = {**variables, CACHE: initial_state}
+    others = [mutable] if isinstance(mutable, str) else list(mutable or ())
+    result, changed = super().apply(
+      variables, *args, mutable=[CACHE, *others], **options
+    )
+    changed = dict(changed)
+    state = changed.pop(CACHE, {})
+    result = (result, changed) if mutable is not False else result
+    return (result, state) if return_state else result
+
+  @nn.nowrap
+  def check_causal(self) -> None:
+    """Raises UserError for a model that reads later tokens: it has no state."""
+    if not self.config.is_causal:
+      raise UserError(
+        f"The model {self.config.name!r} reads later tokens, too: only causal "
+        "models have a state. Build or train it with mixer.causal=True, or "
+        "choose a recurrence such as 'mamba'."
+      )
 
   @property
   def objective(self) -> str:

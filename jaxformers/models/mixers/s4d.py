@@ -16,6 +16,7 @@ from jaxformers.foundations.ranges import Length, OptionalSize, Scale, Size
 from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import elu
 from jaxformers.models.cache import (
+  FIXED,
   check_causal,
   is_decoding,
   recall,
@@ -202,15 +203,15 @@ class S4D(Recurrence):
 
     The gain is computed for max_len tokens, so it does not depend on padding.
     """
-    cached = recall(self, "share")
-    if cached is not None:
-      return cached
+    if self.has_variable(FIXED, "share"):
+      return self.get_variable(FIXED, "share")
     # The gain is the greatest modulus of the transfer function on a ring.
     ring = on_ring(*self._kernels(log, b, c, self.max_len))
     ring = ring.at[:, 0].add(skip)
     share = 1 / jnp.maximum(jnp.abs(jnp.fft.rfft(ring)).max(1), 1)
     self.sow("kernels", "ring", share[:, None] * ring)
-    remember(self, "share", share)
+    if self.is_mutable_collection(FIXED) and not self.is_initializing():
+      self.put_variable(FIXED, "share", share)
     return share
 
   def _systems(self, d: int) -> tuple[Pair, Pair, Pair]:
