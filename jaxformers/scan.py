@@ -39,6 +39,27 @@ class Pair(NamedTuple):
   imag: jax.Array | Any = None
 
 
+class Flags(NamedTuple):
+  """Steps that are not plain steps of the recurrence.
+
+  Attributes:
+    keep: bool [batch, n, 1...], False at steps that copy the state before them;
+      None if there are none.
+    fresh: bool [batch, n, 1...], True at steps before which the state is set
+      to 0; None if there are none.
+  """
+
+  keep: jax.Array | None = None
+  fresh: jax.Array | None = None
+
+
+def _forget(fresh: jax.Array | None, h: Pair) -> Pair:
+  """Returns 0 where `fresh` is True, also if h is not finite there, else h."""
+  if fresh is None:
+    return h
+  return _map(lambda x: jnp.where(fresh, 0, x), h)
+
+
 def _map(function: Any, *pairs: Pair) -> Pair:
   """Applies `function` to the real and to the imaginary parts separately.
 
@@ -121,6 +142,7 @@ def linear_scan(
   b: Any,
   *,
   mask: jax.Array | None = None,
+  resets: jax.Array | None = None,
   initial: Any = None,
   reverse: bool = False,
   form: str = "auto",
@@ -139,6 +161,9 @@ def linear_scan(
       a real or complex array, or a pair (real, imaginary) of arrays.
     b: added terms, [batch, n, ...]; a real or complex array, or a pair.
     mask: bool [batch, n], False at steps to skip; None for all True.
+    resets: bool [batch, n], True at steps, also masked ones, before which the
+      state is set to 0, in the order of processing; None for no resets. States
+      before a reset have no effect after it, even if they are not finite.
     initial: state before the first step, [batch, ...]; None for 0.
     reverse: True to begin with the last step.
     form: algorithm, one of these. "scan" runs one step after another.
@@ -148,8 +173,9 @@ def linear_scan(
       after another in a Pallas kernel for TPUs; other devices interpret it,
       slowly. "fft" convolves b with the powers of a; it needs factors that are
       equal in every step with |a| <= 1, and no mask, and its errors are
-      relative to the largest state. "auto" is "scan" on a CPU, "kernel" on TPUs
-      whose mesh splits only rows, and "associative" on other devices.
+      relative to the largest state. "kernel" and "fft" take no resets. "auto"
+      is "scan" on a CPU, "kernel" on TPUs whose mesh splits only rows if there
+      are no resets, and "associative" otherwise.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],
@@ -158,7 +184,7 @@ def linear_scan(
 
   Raises:
     ValueError: if the form is unknown, if the shapes do not fit, or if the form
-      "fft" does not apply.
+      "fft" or "kernel" does not apply.
 
   Example:
     A running sum with the factor 1 / 2, for one sequence of three steps:
@@ -170,8 +196,8 @@ def linear_scan(
   """
   factor, added = _pair(a), _pair(b)
   start = _pair(0.0 if initial is None else initial)
-  mask = None if mask is None else jnp.asarray(mask)
-  _check(factor, added, mask, form)
+  mask, resets = jax.tree.map(jnp.asarray, (mask, resets))
+  _check(factor, added, mask, resets, form)
   # Promote everything to one dtype, and broadcast the first state.
   shape, dtype = added.real.shape, added.real.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
@@ -184,20 +210,22 @@ def linear_scan(
       lambda x: x.reshape((1,) * (len(shape) - 2 - x.ndim) + x.shape), factor
     )
   # Masked steps add 0, also where b is not finite.
-  keep = None
-  if mask is not None:
-    keep = mask.reshape(*mask.shape, *(1,) * (len(shape) - 2))
-    added = _map(lambda x: jnp.where(keep, x, 0), added)
+  flags: Flags = jax.tree.map(
+    lambda x: x.reshape(*x.shape, *(1,) * (len(shape) - 2)), Flags(mask, resets)
+  )
+  if flags.keep is not None:
+    added = _map(lambda x: jnp.where(flags.keep, x, 0), added)
   # Run a reversed recurrence forwards on flipped steps.
   if reverse:
-    added, keep = jax.tree.map(lambda x: jnp.flip(x, 1), (added, keep))
+    added, flags = jax.tree.map(lambda x: jnp.flip(x, 1), (added, flags))
     if not _is_constant(factor, added):
       factor = _map(lambda x: jnp.flip(x, 1), factor)
   if form == "auto":
     form = _fastest()
+    form = "associative" if form == "kernel" and resets is not None else form
   if form not in ("fft", "kernel") and platforms.backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
-  states = _states(form, factor, added, keep, start)
+  states = _states(form, factor, added, flags, start)
   last = _map(lambda x: x[:, -1], states)
   if reverse:
     states = _map(lambda x: jnp.flip(x, 1), states)
@@ -251,7 +279,13 @@ def _is_constant(a: Pair, b: Pair) -> bool:
   return a.real.ndim < b.real.ndim
 
 
-def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
+def _check(
+  a: Pair,
+  b: Pair,
+  mask: jax.Array | None,
+  resets: jax.Array | None,
+  form: str,
+) -> None:
   # Check the form and the rank of b.
   shape = b.real.shape
   if form not in ("auto", *FORMS):
@@ -272,9 +306,12 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
       f"a has the shape {a.real.shape} and b {shape}: give a as {shape[2:]}, "
       f"equal in every step, or as {shape}."
     )
-  # Check the mask, and the conditions of the form "fft".
-  if mask is not None and mask.shape != shape[:2]:
-    raise ValueError(f"mask has the shape {mask.shape}: give {shape[:2]}.")
+  # Check mask and resets, and the conditions of the forms.
+  for name, flags in (("mask", mask), ("resets", resets)):
+    if flags is not None and flags.shape != shape[:2]:
+      raise ValueError(f"{name} has the shape {flags.shape}: give {shape[:2]}.")
+  if form in ("fft", "kernel") and resets is not None:
+    raise ValueError(f"form={form!r} takes no resets: choose another.")
   if form == "fft" and not (is_constant and mask is None):
     raise ValueError(
       'form="fft" needs the same a in every step, and no mask: choose another.'
@@ -282,17 +319,15 @@ def _check(a: Pair, b: Pair, mask: jax.Array | None, form: str) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _states(
-  form: str, a: Pair, b: Pair, keep: jax.Array | None, start: Pair
-) -> Pair:
+def _states(form: str, a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Returns the states of all steps; b is 0 at masked steps."""
-  return FORMS[form](a, b, keep, start)
+  return FORMS[form](a, b, flags, start)
 
 
 def _states_forward(
-  form: str, a: Pair, b: Pair, keep: jax.Array | None, start: Pair
+  form: str, a: Pair, b: Pair, flags: Flags, start: Pair
 ) -> tuple[Pair, Any]:
-  states = FORMS[form](a, b, keep, start)
+  states = FORMS[form](a, b, flags, start)
   # Keep the state before each segment.
   n = b.real.shape[1]
   length = _segment(form, n)
@@ -303,7 +338,7 @@ def _states_forward(
     states,
     start,
   )
-  return states, (a, b, keep, before)
+  return states, (a, b, flags, before)
 
 
 def _segment(form: str, n: int) -> int:
@@ -311,14 +346,15 @@ def _segment(form: str, n: int) -> int:
 
 
 def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
-  a, b, keep, before = kept
+  a, b, flags, before = kept
   n = b.real.shape[1]
   length = _segment(form, n)
   is_constant, is_loop = _is_constant(a, b), form == "scan"
   fixed = a if is_constant else None
   # Pad the last segment with masked steps.
-  if n % length and keep is None:
-    keep = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
+  if n % length and flags.keep is None:
+    ones = jnp.ones((1, n, *(1,) * (b.real.ndim - 2)), bool)
+    flags = flags._replace(keep=ones)
 
   # The form "scan" moves the steps to the first axis here, once. Otherwise XLA
   # would move them in every segment, which is slow for complex numbers.
@@ -351,7 +387,7 @@ def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
   after = _map(lambda x: jnp.zeros_like(x[:, 0]), before)
   total = None if fixed is None else _map(jnp.zeros_like, fixed)
   starts = _map(lambda x: jnp.moveaxis(x, 1, 0), before)
-  steps = (None if is_constant else a, b, keep, g)
+  steps = (None if is_constant else a, b, flags, g)
   (dstart, total), (da, db) = jax.lax.scan(
     step, (after, total), (starts, *jax.tree.map(cut, steps)), reverse=True
   )
@@ -372,17 +408,18 @@ def _segment_backward(
     fixed: factor of all steps, or None if factors differ.
     after: gradient of the last state of the segment, from the steps after it.
     segment: tuple of the state before the segment, the factors of its steps (or
-      None), the added terms, the mask of its steps, and the gradient of its
+      None), the added terms, the flags of its steps, and the gradient of its
       states.
   """
-  before, factors, b, keep, g = segment
+  before, factors, b, flags, g = segment
   a = factors if fixed is None else fixed
   run = FORMS[form]
   # Recompute the states; `earlier` holds h_(t-1) at step t.
-  states = run(a, b, keep, before)
+  states = run(a, b, flags, before)
   earlier = _map(
     lambda h, s: jnp.concatenate([s[:, None], h[:, :-1]], 1), states, before
   )
+  earlier = _forget(flags.fresh, earlier)
   # Flip the steps: step t multiplies the gradient by the factor of step t + 1.
   flip = functools.partial(jnp.flip, axis=1)
 
@@ -399,20 +436,20 @@ def _segment_backward(
   else:
     factor = a
   # Run the recurrence of lambda.
-  kept = None if keep is None else shift(keep, False)
+  later = jax.tree.map(lambda x: shift(x, False), flags)
   zero = _map(jnp.zeros_like, before)
-  lam = _map(flip, run(_adjoint(factor), first, kept, zero))
+  lam = _map(flip, run(_adjoint(factor), first, later, zero))
   # Masked steps do not use their factors.
   effective = times(lam, _adjoint(earlier))
-  if keep is not None:
-    effective = _map(lambda x: jnp.where(keep, x, 0), effective)
+  if flags.keep is not None:
+    effective = _map(lambda x: jnp.where(flags.keep, x, 0), effective)
   da = _reduce(effective, a, is_constant=fixed is not None)
   # The gradient of the state before the segment is conj(a_0) lambda_0.
-  head = None if keep is None else keep[:, 0]
+  head: Flags = jax.tree.map(lambda x: x[:, 0], flags)
   decay = a if fixed is not None else _map(lambda x: x[:, 0], a)
   last = _map(lambda x: x[:, 0], lam)
-  out = times(_adjoint(_beside(_ones_where(head, decay), last)), last)
-  return da, lam, out
+  out = times(_adjoint(_beside(_ones_where(head.keep, decay), last)), last)
+  return da, lam, _forget(head.fresh, out)
 
 
 def _loop_backward(
@@ -422,32 +459,32 @@ def _loop_backward(
 
   Both loops run over single steps, as in the form "scan".
   """
-  before, factors, b, keep, g = segment
+  before, factors, b, flags, g = segment
 
   def forward(h: Pair, args: Any) -> tuple[Pair, Pair]:
-    return _advance(fixed, h, args), h
+    return _advance(fixed, h, args), _forget(args[-1].fresh, h)
 
   # The carry is conj(a_(t+1)) lambda_(t+1), and the sum of the gradients of
   # constant factors.
   def backward(carry: Any, args: Any) -> tuple[Any, Any]:
     after, total = carry
-    factor, kept, gradient, earlier = args
+    factor, at_step, gradient, earlier = args
     factor = factor if fixed is None else fixed
     lam = _plus(gradient, after)
     effective = times(lam, _adjoint(earlier))
-    if kept is not None:
-      effective = _map(lambda x: jnp.where(kept, x, 0), effective)
-    factor = _beside(_ones_where(kept, factor), lam)
-    after = times(_adjoint(factor), lam)
+    if at_step.keep is not None:
+      effective = _map(lambda x: jnp.where(at_step.keep, x, 0), effective)
+    factor = _beside(_ones_where(at_step.keep, factor), lam)
+    after = _forget(at_step.fresh, times(_adjoint(factor), lam))
     if fixed is None:
       return (after, None), (lam, effective)
     return (after, _plus(total, effective)), (lam, None)
 
   # Recompute the states h_(t-1), then run backwards through the steps.
-  _, earlier = jax.lax.scan(forward, before, (factors, b, keep))
+  _, earlier = jax.lax.scan(forward, before, (factors, b, flags))
   total = None if fixed is None else _map(jnp.zeros_like, before)
   (out, total), (lam, effective) = jax.lax.scan(
-    backward, (after, total), (factors, keep, g, earlier), reverse=True
+    backward, (after, total), (factors, flags, g, earlier), reverse=True
   )
   if fixed is None or total is None:  # `total` is None exactly if `fixed` is.
     return _reduce(effective, factors, is_constant=False), lam, out
@@ -486,14 +523,15 @@ def _advance(fixed: Pair | None, h: Pair, args: Any) -> Pair:
     fixed: factor of all steps, or None if factors differ.
     h: state before the step.
     args: tuple of the factor of the step (or None), the added term, and the
-      mask of the step (or None).
+      flags of the step.
   """
-  factor, added, kept = args
-  factor = _ones_where(kept, factor if fixed is None else fixed)
+  factor, added, flags = args
+  factor = _ones_where(flags.keep, factor if fixed is None else fixed)
+  h = _forget(flags.fresh, h)
   return _plus(times(_beside(factor, h), h), added)
 
 
-def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
+def _scan(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Runs one step after another."""
   fixed = a if _is_constant(a, b) else None
 
@@ -501,82 +539,99 @@ def _scan(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
     h = _advance(fixed, h, args)
     return h, h
 
-  steps = (a if fixed is None else None, b, keep)
+  steps = (a if fixed is None else None, b, flags)
   leading = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), steps)
   _, states = jax.lax.scan(step, start, leading)
   return _map(lambda x: jnp.moveaxis(x, 0, 1), states)
 
 
-def _associative(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
+def _associative(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Combines steps in a tree of depth log n."""
   shape = b.real.shape
-  factor = _ones_where(keep, a)
+  factor = _ones_where(flags.keep, a)
   factor = _map(lambda x: jnp.broadcast_to(x, shape), factor)
   # Add the first state to the term of the first step.
-  head = _plus(
-    times(_map(lambda x: x[:, 0], factor), start),
-    _map(lambda x: x[:, 0], b),
-  )
+  first: Any = jax.tree.map(lambda x: x[:, 0], (factor, b, flags.fresh))
+  head = _plus(times(first[0], _forget(first[2], start)), first[1])
   b = _map(lambda x, y: x.at[:, 0].set(y), b, head)
 
-  # h -> a h + b, then h -> a' h + b', is h -> (a' a) h + (a' b + b').
+  # h -> a h + b, then h -> a' h + b', is h -> (a' a) h + (a' b + b'). A reset
+  # in the second step forgets a, b and everything before.
   def combine(x: Any, y: Any) -> Any:
-    return times(y[0], x[0]), _plus(times(y[0], x[1]), y[1])
+    factor, added, fresh = x
+    if fresh is not None:
+      factor, added = _forget(y[2], factor), _forget(y[2], added)
+      fresh = fresh | y[2]
+    return times(y[0], factor), _plus(times(y[0], added), y[1]), fresh
 
-  _, states = jax.lax.associative_scan(combine, (factor, b), axis=1)
+  steps = (factor, b, flags.fresh)
+  _, states, _ = jax.lax.associative_scan(combine, steps, axis=1)
   return states
 
 
-def _chunked(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
+def _chunked(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Runs chunks in parallel, then passes states from chunk to chunk."""
   is_constant = _is_constant(a, b)
   # Cut the steps into chunks, [CHUNK, batch, chunks, ...].
   cut = functools.partial(_cut, length=CHUNK, axis=2)
-  steps = jax.tree.map(cut, (None if is_constant else a, b, keep))
+  steps = jax.tree.map(cut, (None if is_constant else a, b, flags))
 
   # Run step i of all chunks at once, from states 0; `decay` is the product of
-  # the factors since the start of the chunk.
+  # the factors since the start of the chunk, and `past` is True after a reset.
   def step(carry: Any, args: Any) -> tuple[Any, Any]:
-    h, decay = carry
-    factor, added, kept = args
-    factor = _ones_where(kept, a if is_constant else factor)
-    carry = _plus(times(factor, h), added), times(factor, decay)
+    h, decay, past = carry
+    factor, added, flags = args
+    factor = _ones_where(flags.keep, a if is_constant else factor)
+    h = _plus(times(factor, _forget(flags.fresh, h)), added)
+    decay = times(factor, decay)
+    if past is not None:
+      past = past | flags.fresh
+      decay = decay if is_constant else _forget(past, decay)
+    carry = h, decay, past
     return carry, carry
 
   zero = _map(lambda x: jnp.zeros_like(x[0]), steps[1])
   # Chunks share one product of factors if factors are constant and unmasked.
   first = a if is_constant else _map(lambda x: x[0], steps[0])
-  if keep is not None:
-    first = _map(lambda x: x * jnp.ones_like(steps[2][0], x.dtype), first)
+  by_row = flags.fresh is not None and not is_constant
+  if flags.keep is not None or by_row:
+    rows = jax.tree.leaves(steps[2])[0][0]
+    first = _map(lambda x: x * jnp.ones_like(rows, x.dtype), first)
   unit = _ones_where(jnp.zeros((), bool), first)
-  (ends, decays), (local, decay) = jax.lax.scan(step, (zero, unit), steps)
+  never = None
+  if flags.fresh is not None:
+    never = jnp.zeros_like(steps[2].fresh[0])
+  (ends, decays, cuts), (local, decay, past) = jax.lax.scan(
+    step, (zero, unit, never), steps
+  )
 
   # Compute the state before each chunk from the end of the chunk before it.
   def pass_on(h: Pair, args: Any) -> tuple[Pair, Pair]:
-    end, factor = args
-    return _plus(times(factor if factor is not None else decays, h), end), h
+    end, factor, fresh = args
+    factor = decays if factor is None else factor
+    return _plus(times(factor, _forget(fresh, h)), end), h
 
-  leading = _map(lambda x: jnp.moveaxis(x, 1, 0), ends)
+  leading, forgets = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (ends, cuts))
   varies = decays.real.ndim == ends.real.ndim
   factors = _map(lambda x: jnp.moveaxis(x, 1, 0), decays) if varies else None
-  _, before = jax.lax.scan(pass_on, start, (leading, factors))
+  _, before = jax.lax.scan(pass_on, start, (leading, factors, forgets))
   # Add the share of the state before the chunk to the states of all steps.
   before = _map(lambda x: jnp.moveaxis(x, 0, 1)[None], before)
   if not varies:
     decay = _map(lambda x: x[:, None, None], decay)
-  states = _plus(local, times(decay, before))
+  states = _plus(local, times(decay, _forget(past, before)))
   join = functools.partial(_join, n=b.real.shape[1], axis=2)
   return _map(join, states)
 
 
-def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
+def _fft(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Convolves b with the powers of a."""
-  del keep
+  del flags
   n = b.real.shape[1]
   # The powers a to a^n, [n, ...], are the states that start at 1 and add 0.
   unit = _complete(Pair(jnp.ones_like(a.real[None])), a.imag is not None)
   nothing = _map(lambda x: jnp.zeros((1, n, *x.shape), x.dtype), a)
-  powers = _map(lambda x: x[0], _associative(a, nothing, None, unit))
+  powers = _map(lambda x: x[0], _associative(a, nothing, Flags(), unit))
   # The kernel is 1, a, ..., a^(n-1); 2 n points avoid a circular overlap.
   kernel = _map(lambda x, y: jnp.concatenate([x, y[:-1]]), unit, powers)
   if b.imag is None:
@@ -596,14 +651,14 @@ def _fft(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
   return _plus(states, times(decay, _map(lambda x: x[:, None], start)))
 
 
-def _kernel(a: Pair, b: Pair, keep: jax.Array | None, start: Pair) -> Pair:
+def _kernel(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Runs one step after another in a Pallas kernel for TPUs.
 
   The state stays in registers. Without a kernel, every step of a loop is a
   separate program, and every level of a tree writes all numbers again.
   """
   factor = _map(
-    lambda x: jnp.broadcast_to(x, b.real.shape), _ones_where(keep, a)
+    lambda x: jnp.broadcast_to(x, b.real.shape), _ones_where(flags.keep, a)
   )
   return platforms.by_device(
     lambda rows, _: _run_kernel(*rows), (factor, b, start)

@@ -44,13 +44,15 @@ def loop(a, b, mask=None, start=None, *, reverse=False):
   return states, h
 
 
-def scanned(a, b, *, mask=None, initial=None, **options):
+def scanned(a, b, *, mask=None, resets=None, initial=None, **options):
   """`linear_scan` as one program, traced anew for what a test has patched."""
 
-  def run(a, b, mask, initial):
-    return linear_scan(a, b, mask=mask, initial=initial, **options)
+  def run(a, b, mask, resets, initial):
+    return linear_scan(
+      a, b, mask=mask, resets=resets, initial=initial, **options
+    )
 
-  return jax.jit(run)(a, b, mask, initial)
+  return jax.jit(run)(a, b, mask, resets, initial)
 
 
 def draw(rng, shape, *, is_complex):
@@ -175,6 +177,74 @@ def test_linear_scan_skips_masked_steps(form, varies):
   chex.assert_tree_all_finite(jax.jit(jax.grad(loss, (0, 1)))(a, b))
 
 
+@pytest.mark.parametrize("form", ["associative", "chunked", "scan"])
+@pytest.mark.parametrize("varies", [False, True])
+def test_linear_scan_begins_anew_at_resets(form, varies):
+  shape = (2, 37, 3)
+  a, b, _, start = case(shape, is_complex=True, varies=varies, is_masked=False)
+  # The second sequence resets at other steps, of which one is masked.
+  cuts = ([9, 10, 26], [0, 20])
+  mask = np.random.default_rng(2).random(shape[:2]) < 0.7
+  resets = np.zeros(shape[:2], bool)
+  for row, at in enumerate(cuts):
+    resets[row, at] = True
+  mask[1, 20] = False
+
+  def in_parts(a, b, start, reverse):
+    rows, ends = [], []
+    for row, at in enumerate(cuts):
+      one = slice(row, row + 1)
+      bounds = [0, *(k + reverse for k in at if 0 < k + reverse < 37), 37]
+      h = start[one] * (not resets[row, -1 if reverse else 0])
+      pieces = []
+      for low, high in list(itertools.pairwise(bounds))[:: 1 - 2 * reverse]:
+        piece, h = linear_scan(
+          a[one, low:high] if varies else a,
+          b[one, low:high],
+          mask=mask[one, low:high],
+          initial=h,
+          reverse=bool(reverse),
+          form="scan",
+        )
+        pieces.append(piece)
+        last, h = h, jnp.zeros_like(h)
+      rows.append(jnp.concatenate(pieces[:: 1 - 2 * reverse], 1))
+      ends.append(last)
+    return jnp.concatenate(rows), jnp.concatenate(ends)
+
+  rng = np.random.default_rng(1)
+  weights = [draw(rng, x.shape, is_complex=True) for x in (b, start)]
+
+  def gradients(run):
+    def loss(*arrays):
+      results = run(*arrays)
+      parts = zip(weights, results, strict=True)
+      return sum((w * x).real.sum() for w, x in parts), results
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+
+  with jax.enable_x64(True):
+    for reverse in (0, 1):
+
+      def whole(a, b, start, reverse=reverse):
+        options = {"resets": resets, "reverse": bool(reverse), "form": form}
+        return linear_scan(a, b, mask=mask, initial=start, **options)
+
+      def parts(a, b, start, reverse=reverse):
+        return in_parts(a, b, start, reverse)
+
+      got, want = (gradients(run)(a, b, start) for run in (whole, parts))
+      chex.assert_trees_all_close(got, want, atol=1e-12)
+  # Numbers that are not finite do not cross a reset.
+  b[:, :9] = np.nan
+  a = a.copy()
+  if varies:
+    a[:, :9] = np.nan
+  states, _ = scanned(a, b, resets=resets, form=form)
+  assert np.isfinite(states[0, 9:]).all()
+  assert np.isfinite(states[1, 20:]).all()
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_linear_scan_computes_half_precision_in_float32(form):
   rng = np.random.default_rng(0)
@@ -244,6 +314,16 @@ def test_linear_scan_auto_form_gives_the_same_states(monkeypatch):
       ((3,), (2, 9, 3)),
       {"mask": np.ones((2, 8), bool)},
       r"mask.*\(2, 8\).*\(2, 9\)",
+    ),
+    (
+      ((3,), (2, 9, 3)),
+      {"resets": np.ones((9,), bool)},
+      r"resets.*\(9,\).*\(2, 9\)",
+    ),
+    (
+      ((3,), (2, 9, 3)),
+      {"resets": np.ones((2, 9), bool), "form": "kernel"},
+      "'kernel' takes no resets",
     ),
     (((2, 9, 3), (2, 9, 3)), {"form": "fft"}, 'form="fft".*same a'),
     (
