@@ -47,6 +47,7 @@ from jaxformers.models.mixer import (
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.reductions import masked_mean
 from jaxformers.models.rotary import number_tokens, rotate
+from jaxformers.models.segments import is_packed
 from jaxformers.models.variables import rotation
 
 # Greatest number of entries of a random array that is a constant of the
@@ -258,7 +259,7 @@ class Attention(nn.Module):
     self, x: jax.Array, *, mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     n, d = x.shape[1:]
-    self._check_options(n, d)
+    self._check_options(n, d, mask)
     # Project to queries, keys and values; symmetric queries are the keys.
     names = [_PROJECTIONS[name] for name in self.signature.inputs]
     if self.symmetric:
@@ -304,9 +305,9 @@ class Attention(nn.Module):
         f"the width {d}: remove head_size."
       )
 
-  def _check_options(self, n: int, d: int) -> None:
+  def _check_options(self, n: int, d: int, mask: jax.Array) -> None:
     self.check_width(d)
-    if self.max_len and n > self.max_len:
+    if self.max_len and n > self.max_len and not is_packed(mask):
       raise UserError(
         f"A sequence of {n} tokens is longer than max_len={self.max_len}: "
         "raise max_len or cut the sequence."
@@ -381,6 +382,11 @@ class Attention(nn.Module):
       raise UserError(
         "This mixer does not support a cache: choose "
         f"{', '.join(names_with_step())}, or apply the model to all tokens."
+      )
+    if is_packed(mask):
+      raise UserError(
+        "Attention cannot continue from a state in packed rows or after "
+        "resets: leave out one of the two, or choose a recurrence."
       )
     options = dict(self.options)
     check_causal(self, causal=options.pop("causal"))
@@ -549,6 +555,7 @@ def attention(
   *,
   growth: str = "n",
   step: Callable[..., jax.Array] | None = None,
+  segments: bool = False,
   **defaults: Any,
 ) -> Callable[[Any], Any]:
   """Registers a function of heads as a mixer, by its signature.
@@ -583,6 +590,8 @@ def attention(
       heads of the new tokens, `cache` (a `Cache`) and the options except
       `causal`. It returns what `attend` with causal=True returns for the new
       tokens, given the earlier tokens.
+    segments: True if `mask` may be the numbers of packed rows, whose examples
+      do not see each other; see `models.segments`.
     **defaults: attributes of `Attention` for which this mixer has another
       default, such as num_heads=1. `mixer_defaults` of a config do not change
       these defaults.
@@ -620,6 +629,7 @@ def attention(
     entry.options = (*signature.options, *settable)
     entry.owners = (Attention, attend)
     entry.has_step = step is not None
+    entry.has_segments = segments
     entry.defaults = defaults
     entry.growth = growth
     mixer.__doc__, mixer.__module__ = attend.__doc__, attend.__module__

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
+from jaxformers.models.segments import tokens
 
 CACHE = "cache"
 FIXED = "fixed"  # Collection of values that depend on parameters alone.
@@ -78,14 +79,14 @@ def count_tokens(
 
   Args:
     module: module that stores the count in its cache.
-    mask: [b, n], True at tokens.
+    mask: [b, n], True at tokens; or numbers of packed rows.
     name: name of the count in the cache.
   """
   # Number of tokens in the cache, [b].
   before = recall(module, name)
   if before is None:
     before = jnp.zeros(mask.shape[:1], jnp.int32)
-  counts = jnp.cumsum(mask, 1, dtype=jnp.int32) + before[:, None]
+  counts = jnp.cumsum(tokens(mask), 1, dtype=jnp.int32) + before[:, None]
   remember(module, name, counts[:, -1])
   return jnp.maximum(counts - 1, 0)
 

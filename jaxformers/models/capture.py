@@ -80,7 +80,7 @@ def capture(
   """
 
   # Models of next tokens move tokens to the front: hidden states follow.
-  ids, _ = model.close_holes(ids)
+  ids, *_ = model.close_holes(ids)
 
   def run(**more: Any) -> Any:
     with jax.default_matmul_precision("highest"):

@@ -8,6 +8,7 @@ import jax
 from jaxformers.models.config import ModelConfig
 from jaxformers.models.heads import ClassifierHead
 from jaxformers.models.model import CLASSES, Model, bind_encoder
+from jaxformers.models.segments import Packed, tokens, unpack
 
 
 def head(config: ModelConfig) -> ClassifierHead:
@@ -33,15 +34,26 @@ class Classifier(Model):
 
   Inputs are ids [b, n], 0 at padding; or real numbers, float32 [b, n], without
   padding; or images, float32 [b, height, width, c]. Pairs are [b, 2, n]: one
-  encoder reads the two sequences separately.
+  encoder reads the two sequences separately. The logits of packed rows are
+  [b, most, num_classes].
   """
 
+  is_pooled = True
+  takes_packed = True
+
   @nn.compact
-  def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
+  def __call__(
+    self, ids: jax.Array, *, train: bool, packed: Packed | None = None
+  ) -> jax.Array:
     # The sequences of pairs become adjacent samples, [2 b, n].
     if self.config.num_inputs > 1:
       ids = ids.reshape(-1, ids.shape[-1])
-    mask = self.mask(ids)
+    mask = self.mask(ids, packed)
     encoder = bind_encoder(self.config)(name="encoder")
     x = encoder(ids, mask=mask, train=train)
-    return head(self.config)(x, mask, train=train)
+    if packed is None:
+      return head(self.config)(x, mask, train=train)
+    # Pool every example by itself.
+    x, mask = (unpack(packed, a) for a in (x, tokens(mask)))
+    logits = head(self.config)(x, mask, train=train)
+    return logits.reshape(len(ids), packed.most, -1)

@@ -27,6 +27,7 @@ from jaxformers.models.adaptive import AdaptiveEmbedding
 from jaxformers.models.cache import count_tokens, is_decoding
 from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import repeat
+from jaxformers.models.segments import is_packed, places
 
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
@@ -181,7 +182,13 @@ class Embedding(nn.Module):
   def __call__(
     self, ids: jax.Array, mask: jax.Array | None = None
   ) -> jax.Array:
-    """Embeds tokens; `mask` [b, n] gives their positions when decoding."""
+    """Embeds tokens [b, n].
+
+    Args:
+      ids: tokens.
+      mask: mask, which gives the positions when decoding, or numbers of packed
+        rows, [b, n].
+    """
     # Check the options that depend on each other.
     choose("positions", self.positions, POSITIONS)
     check_width(self.d_model, concatenate=self.concatenate)
@@ -237,6 +244,11 @@ class Embedding(nn.Module):
       # Continue after the tokens in the cache.
       positions = self._embed_positions(self.max_len, x.shape[2], init)
       positions = positions[count_tokens(self, mask)]
+    elif mask is not None and is_packed(mask):
+      # Positions begin anew in each example.
+      length = min(x.shape[1], self.max_len)
+      positions = self._embed_positions(length, x.shape[2], init)
+      positions = jnp.take(positions, places(mask), 0, mode="clip")
     else:
       positions = self._embed_positions(x.shape[1], x.shape[2], init)
       positions = repeat(positions, x.shape[0])

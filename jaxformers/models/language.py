@@ -13,6 +13,7 @@ from jaxformers.models import adaptive
 from jaxformers.models.adaptive import Softmax, edges
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.model import CLASSES, Model, bind_encoder
+from jaxformers.models.segments import Packed
 
 
 @CLASSES.register("language_model")
@@ -33,6 +34,8 @@ class LanguageModel(Model):
   softmax adaptive; see `adaptive`.
   """
 
+  takes_packed = True
+
   @nn.compact
   def __call__(
     self,
@@ -41,6 +44,7 @@ class LanguageModel(Model):
     weights: jax.Array | None = None,
     *,
     train: bool,
+    packed: Packed | None = None,
   ) -> jax.Array:
     """Returns log p of all ids, or only of `targets`.
 
@@ -50,14 +54,15 @@ class LanguageModel(Model):
       weights: weights of the targets, [b, n]. Where a weight is 0, log p of the
         target is not computed and the result is 0.
       train: True in training.
+      packed: examples of packed rows; None for one example a row.
 
     Returns:
       float32 [b, n, vocab_size]; with targets, float32 [b, n].
     """
     # Encode the tokens, moved to the front of each row, and move them back.
     encoder = bind_encoder(self.config)(name="encoder")
-    ids, move_back = self.close_holes(ids)
-    x = move_back(encoder(ids, mask=self.mask(ids), train=train))
+    ids, packed, move_back = self.close_holes(ids, packed)
+    x = move_back(encoder(ids, mask=self.mask(ids, packed), train=train))
     rate = self.config.head.get("dropout_rate", 0.0)
     x = make_dropout(self, rate, train=train)(x)
     softmax = self._softmax()

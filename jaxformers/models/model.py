@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -34,6 +34,8 @@ from jaxformers.models.kinds import find_kinds
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.convolution import move_back, to_front
 from jaxformers.models.norm import RUNNING
+from jaxformers.models.segments import Packed, repack, unpack
+from jaxformers.models.segments import make as make_packed
 from jaxformers.models.variants import MODELS
 
 Make = functools.partial[Any]
@@ -193,6 +195,11 @@ class Model(nn.Module):
     config: complete definition of the model.
   """
 
+  # True if a model returns one result for an example, and not for each token.
+  is_pooled: ClassVar[bool] = False
+  # True if the class reads packed rows; see also `reads_packed`.
+  takes_packed: ClassVar[bool] = False
+
   config: ModelConfig
 
   @nn.nowrap
@@ -202,12 +209,21 @@ class Model(nn.Module):
     *args: Any,
     initial_state: Any = None,
     return_state: bool = False,
+    segments: Any = None,
+    sizes: tuple[int, int] | None = None,
     mutable: Any = False,
     **options: Any,
   ) -> Any:
-    """Applies the model to inputs; a causal model can continue from a state.
+    """Applies the model to inputs, to packed rows, or from a state.
 
-    The results for parts of a sequence, each from the state after the part
+    Packed rows have several examples behind each other. Every example has the
+    result that it has alone: states and positions begin anew, attention sees
+    the own example, and a classifier returns logits [b, most, c]. Models whose
+    mixer or block cannot do so (`reads_packed`) read the examples in rows of
+    their own, which takes more time.
+
+    A causal model can continue from a state. The results for parts of a
+    sequence, each from the state after the part
     before, equal the results for the whole sequence; a classifier returns the
     logits of all tokens so far. Results and states are differentiable. A
     recurrence has a state of a fixed size, and attention one of `max_len`
@@ -218,6 +234,11 @@ class Model(nn.Module):
       *args: inputs.
       initial_state: state that an earlier call has returned; None to begin.
       return_state: True to return the state after the inputs.
+      segments: numbers of the examples of packed rows, int [b, n]: 1, 2, ... in
+        their order, and 0 at padding. With a state, example 1 continues from
+        it, so that 1 + resets.cumsum(1) empties the state at resets.
+      sizes: greatest number of examples of a row, and of tokens of an example;
+        None to read them from `segments`, which a compiled function cannot.
       mutable: collections that change, as in Flax.
       **options: `train`, and other arguments of Flax.
 
@@ -226,9 +247,18 @@ class Model(nn.Module):
 
     Raises:
       UserError: with a state, for a model that is not causal, a mixer without a
-        cache, or a pool that needs the whole sequence.
+        cache, or a pool that needs the whole sequence; with segments, for
+        pairs, images, or numbers in another order.
     """
-    if initial_state is None and not return_state:
+    has_state = initial_state is not None or return_state
+    if segments is not None:
+      packed = make_packed(segments, sizes)
+      self._check_packed(has_state=has_state)
+      if not self.reads_packed(has_state=has_state):
+        options["mutable"] = mutable
+        return self._apply_unpacked(variables, packed, args, options)
+      options["packed"] = packed
+    if not has_state:
       return super().apply(variables, *args, mutable=mutable, **options)
     self.check_causal()
     if initial_state is not None:
@@ -241,6 +271,64 @@ class Model(nn.Module):
     state = changed.pop(CACHE, {})
     result = (result, changed) if mutable is not False else result
     return (result, state) if return_state else result
+
+  @nn.nowrap
+  def reads_packed(self, *, has_state: bool = False) -> bool:
+    """Returns True if the model reads packed rows without unpacking them.
+
+    Args:
+      has_state: True for a call that continues from a state.
+    """
+    config = self.config
+    mixer = MIXERS[config.variant.mixer] if config.variant.mixer else None
+    is_whole = config.mixer_options().get("feat_scale") if mixer else True
+    has_resets = has_state and getattr(mixer, "has_resets", False)
+    return (
+      self.takes_packed
+      and not config.coupled
+      and not is_whole
+      and getattr(BLOCKS[config.block_name], "has_segments", False)
+      and (getattr(mixer, "has_segments", False) or has_resets)
+    )
+
+  @nn.nowrap
+  def _check_packed(self, *, has_state: bool) -> None:
+    """Raises UserError for models that cannot read packed rows."""
+    config, packs = self.config, self.reads_packed(has_state=has_state)
+    if config.num_inputs > 1 or config.image:
+      raise UserError(
+        "Rows of packed examples have one sequence each, but this model reads "
+        f"{'images' if config.image else 'pairs'}: leave out segments."
+      )
+    if has_state and (self.is_pooled or not packs):
+      raise UserError(
+        f"The model {config.name!r} cannot continue from a state in packed "
+        "rows or after resets: choose a recurrence such as 'lru' with a result "
+        "for each token."
+      )
+    if config.real and not packs:
+      raise UserError(
+        f"The model {config.name!r} has no packed rows of real numbers: choose "
+        "one whose mixer has has_segments, such as 's5' or 'transformer'."
+      )
+
+  @nn.nowrap
+  def _apply_unpacked(
+    self,
+    variables: Mapping[str, Any],
+    packed: Packed,
+    args: Sequence[jax.Array],
+    options: Mapping[str, Any],
+  ) -> Any:
+    """Applies the model to each example of packed rows in a row of its own."""
+    inputs = [unpack(packed, jnp.asarray(array)) for array in args]
+    result = super().apply(variables, *inputs, **options)
+    y, *changed = result if options["mutable"] is not False else (result,)
+    if self.is_pooled:
+      y = y.reshape(len(packed.numbers), packed.most, *y.shape[1:])
+    else:
+      y = repack(packed, y)
+    return (y, *changed) if changed else y
 
   @nn.nowrap
   def check_causal(self) -> None:
@@ -288,7 +376,9 @@ class Model(nn.Module):
     check_mixer(config, mixer, length)
 
   @nn.nowrap
-  def mask(self, ids: jax.Array | np.ndarray) -> jax.Array:
+  def mask(
+    self, ids: jax.Array | np.ndarray, packed: Packed | None = None
+  ) -> jax.Array:
     """Returns the mask of the encoder's tokens, bool [b, n].
 
     With prepended tokens, the mask is [b, n + config.cls]. The two sequences of
@@ -296,6 +386,8 @@ class Model(nn.Module):
 
     Args:
       ids: inputs, as in a call of the model.
+      packed: examples of packed rows; their numbers are then returned, negative
+        at masked tokens. None for one example a row.
 
     Raises:
       UserError: for inputs without tokens.
@@ -311,6 +403,8 @@ class Model(nn.Module):
     # Convert arrays of NumPy: sums of a NumPy mask would be 64 bits wide.
     ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
+    if packed is not None:
+      return jnp.where(mask, packed.numbers, -packed.numbers)
     # Prepended tokens are never padding.
     if config.cls:
       front = ((0, 0), (config.cls, 0))
@@ -319,8 +413,8 @@ class Model(nn.Module):
 
   @nn.nowrap
   def close_holes(
-    self, ids: jax.Array
-  ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    self, ids: jax.Array, packed: Packed | None = None
+  ) -> tuple[jax.Array, Packed | None, Callable[[jax.Array], jax.Array]]:
     """Moves the tokens of each row to the front, in models that must be causal.
 
     Then padding before or between tokens does not shift a position, bias,
@@ -331,19 +425,26 @@ class Model(nn.Module):
     Args:
       ids: int32 [b, n]. Real numbers, which have no padding, and inputs of
         models that may see later tokens are returned unchanged.
+      packed: examples of packed rows; None for one example a row.
 
     Returns:
-      The moved ids, [b, n], and a function that moves outputs [b, n, d] back.
+      The moved ids, [b, n], the examples of the moved rows, and a function that
+      moves outputs [b, n, d] back.
     """
     if self.config.real or not self.config.must_be_causal:
-      return ids, lambda y: y
+      return ids, packed, lambda y: y
     ids = jnp.asarray(ids)
     mask = ids > 0
     front = to_front(ids[..., None], mask)[..., 0]
-    return front, lambda y: move_back(y, mask)
+    if packed is not None:
+      numbers = to_front(packed.numbers[..., None], mask)[..., 0]
+      packed = packed._replace(numbers=numbers)
+    return front, packed, lambda y: move_back(y, mask)
 
   @nn.nowrap
-  def encode_tokens(self, inputs: jax.Array, *, train: bool) -> jax.Array:
+  def encode_tokens(
+    self, inputs: jax.Array, *, train: bool, packed: Packed | None = None
+  ) -> jax.Array:
     """Returns the encoder's output for each token, float32 [b, n, d].
 
     Call this inside a module's compact call: it makes the submodule `encoder`.
@@ -351,10 +452,11 @@ class Model(nn.Module):
     Args:
       inputs: ids or numbers, [b, n].
       train: True in training.
+      packed: examples of packed rows; None for one example a row.
     """
     encoder = bind_encoder(self.config)(name="encoder")
-    inputs, move_back = self.close_holes(inputs)
-    x = move_back(encoder(inputs, mask=self.mask(inputs), train=train))
+    inputs, packed, move_back = self.close_holes(inputs, packed)
+    x = move_back(encoder(inputs, mask=self.mask(inputs, packed), train=train))
     # Leave out prepended tokens.
     return x[:, self.config.cls :].astype(jnp.float32)
 
@@ -380,10 +482,14 @@ class EncoderModel(Model):
   meaning.
   """
 
+  takes_packed = True
+
   @nn.compact
-  def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
+  def __call__(
+    self, ids: jax.Array, *, train: bool, packed: Packed | None = None
+  ) -> jax.Array:
     encode = bind_encoder(self.config)(name="encoder")
-    return encode(ids, mask=self.mask(ids), train=train)
+    return encode(ids, mask=self.mask(ids, packed), train=train)
 
 
 def build(name: str | ModelConfig, **options: Any) -> Model:

@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxformers.foundations.registry import Registry
 from jaxformers.models.parallel import column_sums, row_sums, sum_over_devices
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import tokens
 
 NORMS: Registry = Registry("norm")
 STATISTICS = "statistics"  # Collection of the sums over a batch.
@@ -182,7 +183,7 @@ def normalize(
 ) -> jax.Array:
   """Returns the normalised tokens x [b, n, d], for any norm of `NORMS`."""
   if isinstance(norm, BatchNorm):
-    return norm(x, mask=mask, train=train)
+    return norm(x, mask=tokens(mask), train=train)
   return norm(x)
 
 

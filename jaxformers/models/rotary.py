@@ -10,13 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.cache import count_tokens, is_decoding
+from jaxformers.models.segments import is_packed, places
 
 ROTARY_BASE = 10_000.0  # Ratio of the fastest and slowest rotation.
 
 
 def number_tokens(module: nn.Module, mask: jax.Array) -> jax.Array:
-  """Returns the positions of tokens, after those in a cache, [b or 1, n]."""
+  """Returns the positions of tokens, after those in a cache, [b or 1, n].
+
+  Positions begin anew in each example of a packed row.
+  """
   if not is_decoding(module):
+    if is_packed(mask):
+      return places(mask)
     return jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
   return count_tokens(module, mask, "rotated")
 

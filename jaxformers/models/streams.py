@@ -35,7 +35,7 @@ class Stream:
     ((1, 3), 3)
   """
 
-  def __init__(self, model: Model, variables: Any):
+  def __init__(self, model: Model, variables: Any) -> None:
     """Begins to read.
 
     Args:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxformers.models.embedding import sinusoids
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.model import CLASSES, Model
+from jaxformers.models.segments import Packed
 
 
 class Bottleneck(nn.Module):
@@ -57,9 +58,16 @@ class TokenClassifier(Model):
   all logits are computed from the state of the last token, by `Bottleneck`.
   """
 
+  @property
+  def takes_packed(self) -> bool:
+    """True unless the labels depend on the last token of a row."""
+    return not self.config.head.get("bottleneck", False)
+
   @nn.compact
-  def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
-    x = self.encode_tokens(inputs, train=train)
+  def __call__(
+    self, inputs: jax.Array, *, train: bool, packed: Packed | None = None
+  ) -> jax.Array:
+    x = self.encode_tokens(inputs, train=train, packed=packed)
     if self.config.head.get("bottleneck", False):
       mask = self.mask(inputs)[:, self.config.cls :]
       x = Bottleneck(name="head")(x, mask)

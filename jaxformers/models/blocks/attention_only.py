@@ -31,6 +31,7 @@ class AttentionOnly(nn.Module):
   """
 
   concatenate_positions: ClassVar[bool] = False
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
   final_norm: ClassVar[bool] = False
 
   mixer: Callable[..., nn.Module]

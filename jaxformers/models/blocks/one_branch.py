@@ -42,6 +42,7 @@ class OneBranch(nn.Module):
   """
 
   concatenate_positions: ClassVar[bool] = False
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   mixer: Callable[..., nn.Module]
   num_layers: SmallCount

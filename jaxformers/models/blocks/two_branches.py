@@ -78,6 +78,7 @@ class TwoBranches(nn.Module):
   """
 
   concatenate_positions: ClassVar[bool] = False
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
   in_turn: ClassVar[tuple[str, ...]] = ("up", "down")  # See `variables`.
 
   mixer: Callable[..., nn.Module]

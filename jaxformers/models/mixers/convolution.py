@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxformers.foundations import platforms
 from jaxformers.models import parallel
 from jaxformers.models.mixers.state_space import exponential
+from jaxformers.models.segments import is_packed, tokens
 from jaxformers.scan import Pair, times
 
 
@@ -96,22 +97,25 @@ def to_front(x: jax.Array, mask: jax.Array) -> jax.Array:
 
   Args:
     x: tokens, [b, n, d].
-    mask: bool [b, n], True at tokens.
+    mask: bool [b, n], True at tokens; or numbers of packed rows.
 
   Returns:
     The tokens of each sample in their order, [b, n, d].
   """
+  mask = tokens(mask)
   return _reorder(jnp.where(mask[..., None], x, 0), mask, back=False)
 
 
 def front_mask(mask: jax.Array) -> jax.Array:
-  """Returns the mask of tokens that `to_front` has moved, bool [b, n]."""
+  """Returns the mask or the numbers of tokens that `to_front` has moved."""
+  if is_packed(mask):
+    return to_front(mask[..., None], mask)[..., 0]
   return jnp.arange(mask.shape[1])[None] < mask.sum(1)[:, None]
 
 
 def move_back(y: jax.Array, mask: jax.Array) -> jax.Array:
   """Inverts `to_front`: moves tokens y [b, n, d] back to their positions."""
-  return _reorder(y, mask, back=True)
+  return _reorder(y, tokens(mask), back=True)
 
 
 def _reorder(x: jax.Array, mask: jax.Array, *, back: bool) -> jax.Array:

@@ -127,7 +127,7 @@ class Delta(MatrixState):
     read = self.project(x, key + writes * (key + value), "read")
     if self.conv_width:
       read = short_convolution(
-        self, read, mask.sum(1), self.conv_width, use_bias=False
+        self, read, mask, self.conv_width, use_bias=False
       )
     read = wide(nn.silu(read))
     q = _unit(self.heads(read[..., :key])) * size**-0.5
@@ -141,9 +141,9 @@ class Delta(MatrixState):
       q,
       k,
       v,
+      mask,
       beta=self._strengths(x, k),
       log_decay=log_decay,
-      mask=mask,
     )
     # Normalise each head, and apply the gate.
     y = self.normalize(y)

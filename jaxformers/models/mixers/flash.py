@@ -27,6 +27,7 @@ from jaxformers.models.mixers.scores import (
   seen_keys,
 )
 from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
+from jaxformers.models.segments import is_packed, tokens
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
 LANES = 128  # Numbers that a TPU's vector unit takes along the last axis.
@@ -86,9 +87,20 @@ class Block(NamedTuple):
   start: jax.Array
   num_keys: int
 
-  def seen(self, mask: jax.Array, *, causal: bool) -> jax.Array:
-    """Returns the visible keys, [..., BLOCK or 1, num_keys]; mask [..., n]."""
-    seen = mask[..., None, : self.num_keys]
+  def seen(
+    self, mask: jax.Array, numbers: jax.Array | None, *, causal: bool
+  ) -> jax.Array:
+    """Returns the visible keys, [..., BLOCK or 1, num_keys].
+
+    Args:
+      mask: mask of the keys or numbers of packed rows, [..., n].
+      numbers: numbers of the queries of the block, [..., BLOCK, 1], for packed
+        rows.
+      causal: True if a query sees only keys up to its own.
+    """
+    seen = tokens(mask)[..., None, : self.num_keys]
+    if numbers is not None:
+      seen = seen & (jnp.abs(mask)[..., None, : self.num_keys] == numbers)
     if not causal:
       return seen
     past = earlier(BLOCK, self.num_keys, self.start)
@@ -193,7 +205,8 @@ def attend(
 
   Args:
     q, k, v: queries, keys and values, [b, h, n, e].
-    mask: bool [b, n], True at tokens.
+    mask: bool [b, n], True at tokens; or numbers of packed rows, in which a
+      query sees the keys of its own example.
     dropout: dropout of the weights.
     form: options of the weights.
 
@@ -201,7 +214,7 @@ def attend(
     The outputs [b, h, n, e] in the dtype of v. The weights of a query that sees
     no key are uniform if they are normalised, and 0 otherwise.
   """
-  if _cudnn_takes(q, k, v, dropout, form):
+  if _cudnn_takes(q, k, v, mask, dropout, form):
     return _by_cudnn(q, k, v, mask, form)
   # With a single block, JAX's gradient needs no more memory.
   n = q.shape[2]
@@ -230,7 +243,12 @@ def _pads_keys() -> bool:
 
 
 def _cudnn_takes(
-  q: jax.Array, k: jax.Array, v: jax.Array, dropout: Dropout, form: Form
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: jax.Array,
+  dropout: Dropout,
+  form: Form,
 ) -> bool:
   """Returns True if cuDNN supports these heads and is faster."""
   e = q.shape[-1]
@@ -238,6 +256,7 @@ def _cudnn_takes(
     on_one_gpu(8.0)
     and form.normalize
     and form.precision is None
+    and not is_packed(mask)
     and dropout.key is None
     and q.dtype == k.dtype == v.dtype == jnp.bfloat16
     and v.shape[-1] == e
@@ -285,9 +304,12 @@ def _forward(
   v: jax.Array,
   mask: jax.Array,
 ) -> tuple[jax.Array, Any]:
-  def step(_: None, block: Block, q: jax.Array) -> tuple[None, Any]:
+  def step(
+    _: None, block: Block, q: jax.Array, *numbers: jax.Array
+  ) -> tuple[None, Any]:
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
-    scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
+    seen = block.seen(mask, *(numbers or (None,)), causal=form.causal)
+    scores = form.scores(q, keys, seen)
     # Subtract the maximum; divide the sums instead of the weights.
     top = form.top(scores)
     weights = exp_below_one(scores - top)
@@ -296,9 +318,15 @@ def _forward(
     y = _sum_values(weights, values) * inverse
     return None, (y.astype(v.dtype), top, inverse)
 
-  _, outputs = _scan_blocks(step, None, (q,), turn, causal=form.causal)
+  rows = (q, *_numbers(mask))
+  _, outputs = _scan_blocks(step, None, rows, turn, causal=form.causal)
   outputs = tuple(_merge(a, q.shape[-2]) for a in outputs)
   return outputs[0], (turn, dropout, q, k, v, mask, *outputs)
+
+
+def _numbers(mask: jax.Array) -> tuple[jax.Array, ...]:
+  """Returns the numbers of the queries of packed rows, [..., n, 1], if any."""
+  return (jnp.abs(mask)[..., None],) if is_packed(mask) else ()
 
 
 def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -325,10 +353,11 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     block: Block,
     *rows: jax.Array,
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    (dk, dv), (q, g, mean, top, inverse) = carry, rows
+    (dk, dv), (q, g, mean, top, inverse, *numbers) = carry, rows
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
     # Recompute the weights.
-    scores = form.scores(q, keys, block.seen(mask, causal=form.causal))
+    seen = block.seen(mask, *(numbers or (None,)), causal=form.causal)
+    scores = form.scores(q, keys, seen)
     weights = exp_below_one(scores - top) * inverse
     drop = dropout.fold(block.number)
     dropped = drop(weights).astype(v.dtype)
@@ -347,7 +376,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     jnp.zeros((*a.shape[:-2], a.shape[-1], n), top.dtype) for a in (k, v)
   )
   # Padded queries add nothing, since their rows and their gradients g are 0.
-  rows = (q, g, mean, top, inverse)
+  rows = (q, g, mean, top, inverse, *_numbers(mask))
   (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
   return (

@@ -79,7 +79,7 @@ class GLA(MatrixState):
     gates = self.project(x, self.gate_rank, "decay_in")
     gates = self.project(gates, h * size, "decay_out", use_bias=True)
     log_a = nn.log_sigmoid(wide(self.heads(gates))) / self.temperature
-    y = self.normalize(self.scan(q, k, v, log_decay=log_a, mask=mask))
+    y = self.normalize(self.scan(q, k, v, mask, log_decay=log_a))
     return self.gate(y, x), carry
 
 
@@ -114,7 +114,7 @@ class RetNet(MatrixState):
     # log a, [1, n, h].
     log_a = jnp.log1p(-(2.0 ** -(5 + jnp.arange(h, dtype=wide(x).dtype))))
     log_a = jnp.broadcast_to(log_a[None, None], (1, x.shape[1], h))
-    y = self.normalize(self.scan(q, k, v, log_decay=log_a, mask=mask))
+    y = self.normalize(self.scan(q, k, v, mask, log_decay=log_a))
     return self.gate(y, x), carry
 
 
@@ -147,5 +147,5 @@ class HGRN2(MatrixState):
     bound = jax.nn.sigmoid(free)[None, None]
     k = self.heads((1 - bound) * jax.nn.sigmoid(-logit))
     log_f = jnp.log(bound + (1 - bound) * jax.nn.sigmoid(logit))
-    y = self.scan(q, k, v, log_decay=self.heads(log_f), mask=mask)
+    y = self.scan(q, k, v, mask, log_decay=self.heads(log_f))
     return self.normalize(y.reshape(*y.shape[:2], -1)), carry

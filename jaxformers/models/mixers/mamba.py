@@ -27,6 +27,7 @@ from jaxformers.models.mixers.recurrence import (
 from jaxformers.models.mixers.state_space import softplus_steps
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import starts, tokens
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
@@ -69,6 +70,7 @@ class Mamba(nn.Module):
 
   kinds: ClassVar[dict[str, str]] = {"A_log": EIGENVALUES}
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   state_size: Size = 16
   expansion: SmallCount = 2
@@ -89,16 +91,15 @@ class Mamba(nn.Module):
     inner = self.expansion * d
     # Move the tokens before the padding.
     x = to_front(x.astype(self.dtype), mask)
-    lengths = mask.sum(1, dtype=jnp.int32)
-    is_token = front_mask(mask)
+    mask, whole = front_mask(mask), mask
     # Map to the inputs u of the recurrence and the gate z.
     both = dense(x, 2 * inner, "input", use_bias=False, dtype=self.dtype)
     u, z = both[..., :inner], both[..., inner:]
     # Convolve, run the recurrence, apply the gate, and map back to d channels.
-    u = nn.silu(short_convolution(self, u, lengths, CONV_WIDTH))
-    y = self._select(u, is_token, d) * nn.silu(z)
+    u = nn.silu(short_convolution(self, u, mask, CONV_WIDTH))
+    y = self._select(u, mask, d) * nn.silu(z)
     y = dense(y, d, "output", use_bias=False, dtype=self.dtype)
-    return move_back(y, mask), carry
+    return move_back(y, whole), carry
 
   def _select(self, u: jax.Array, mask: jax.Array, d: int) -> jax.Array:
     """Returns the outputs of the recurrence, [b, n, inner]."""
@@ -127,16 +128,20 @@ class Mamba(nn.Module):
     if state is None:
       state = jnp.zeros((u.shape[0], inner, size), step.dtype)
     b, c = gates[..., rank : rank + size], gates[..., rank + size :]
-    arrays = (wide(u), step, wide(b), wide(c), mask[..., None])
+    arrays = (wide(u), step, wide(b), wide(c), tokens(mask)[..., None])
+    begins = starts(mask)
+    if begins is not None:
+      arrays += (begins[..., None],)
 
     # Run the recurrence over one part of the tokens.
     @jax.checkpoint
     def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
-      u, step, b, c, mask = part
+      u, step, b, c, mask, *begins = part
       states, last = linear_scan(
         decay(step[..., None] * a[None, None], signed=self.signed),
         (step * u)[..., None] * b[:, :, None],
         mask=mask[..., 0],
+        resets=begins[0][..., 0] if begins else None,
         initial=state,
       )
       return last, jnp.einsum("bnds,bns->bnd", states, c)

@@ -79,7 +79,7 @@ class Mamba2(MatrixState):
     # Map to the gate z, to u, B and C, and to the steps.
     z = self.project(x, inner, "gate")
     u = self.project(x, inner + 2 * size, "read")
-    u = short_convolution(self, u, mask.sum(1), CONV_WIDTH)
+    u = short_convolution(self, u, mask, CONV_WIDTH)
     u = wide(nn.silu(u))
     u, b, c = jnp.split(u, [inner, inner + size], -1)
     u = u.reshape(*u.shape[:2], h, -1)
@@ -88,7 +88,7 @@ class Mamba2(MatrixState):
     c, b = (
       jnp.broadcast_to(a[:, :, None], (*u.shape[:3], size)) for a in (c, b)
     )
-    y = self.scan(c, b, step[..., None] * u, log_decay=log_a, mask=mask)
+    y = self.scan(c, b, step[..., None] * u, mask, log_decay=log_a)
     skip = self.param("D", nn.initializers.ones, (h,)).astype(y.dtype)
     y = (y + skip[None, None, :, None] * u).reshape(*y.shape[:2], inner)
     return self.normalize(y * nn.silu(wide(z))), carry

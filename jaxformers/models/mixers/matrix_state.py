@@ -19,6 +19,7 @@ from jaxformers.models.mixers.convolution import (
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.mixers.state_space import softplus_steps
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import starts, tokens
 
 EPSILON = 1e-5  # Added to the mean square of the outputs of a head.
 STEPS = (1e-3, 0.1)  # Range of the initial steps of a decay.
@@ -40,6 +41,7 @@ class MatrixState(nn.Module):
   """
 
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   num_heads: Width = 4
   init_std: Deviation = 0.02
@@ -65,7 +67,7 @@ class MatrixState(nn.Module):
 
     Args:
       x: tokens [b, n, d], before the padding, which is 0.
-      mask: bool [b, n], True at tokens.
+      mask: bool [b, n], True at tokens; or numbers of packed rows.
       carry: carry of the previous layer.
     """
     raise NotImplementedError
@@ -111,18 +113,35 @@ class MatrixState(nn.Module):
     return step, -step * factor[None, None]
 
   def scan(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, **options: Any
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    **options: Any,
   ) -> jax.Array:
     """Returns the outputs of `matrix_scan`, [b, n, h, V], as float32.
 
     A causal mixer continues from the state in its cache. Otherwise the outputs
     of both directions are added.
+
+    Args:
+      q, k, v: queries, keys and values; see `matrix_scan`.
+      mask: mask or numbers of the tokens, at the front, [b, n].
+      **options: other options of `matrix_scan`.
     """
-    tokens = (q, k, wide(v))
-    y, last = matrix_scan(*tokens, initial=recall(self, "state"), **options)
+    arrays = (q, k, wide(v))
+    options["mask"] = tokens(mask)
+    y, last = matrix_scan(
+      *arrays,
+      resets=starts(mask),
+      initial=recall(self, "state"),
+      **options,
+    )
     remember(self, "state", last)
     if not self.causal:
-      y = y + matrix_scan(*tokens, reverse=True, **options)[0]
+      resets = starts(mask, reverse=True)
+      y = y + matrix_scan(*arrays, resets=resets, reverse=True, **options)[0]
     return y
 
   def normalize(self, y: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from jaxformers.models.mixers.recurrence import (
 )
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import starts, tokens
 from jaxformers.models.variants import MODELS, Variant
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
@@ -72,7 +73,7 @@ class MLSTM(MatrixState):
     # Map to the gate z and to u, and convolve u.
     z = self.project(x, inner, "gate")
     u = self.project(x, inner, "read")
-    c = nn.silu(short_convolution(self, u, mask.sum(1), CONV_WIDTH))
+    c = nn.silu(short_convolution(self, u, mask, CONV_WIDTH))
     # Maps within blocks of channels.
     blocks = inner // self.block_size
     q, k, v = (
@@ -100,8 +101,9 @@ class MLSTM(MatrixState):
     )
     bias = self.param("gates_bias", _init_gates, (2 * h,)).astype(q.dtype)
     gates = product(joined, kernel.astype(q.dtype)) + bias[None, None]
-    log_i = jnp.where(mask[..., None], gates[..., :h], -jnp.inf)
-    log_f = jnp.where(mask[..., None], nn.log_sigmoid(gates[..., h:]), 0)
+    is_token = tokens(mask)
+    log_i = jnp.where(is_token[..., None], gates[..., :h], -jnp.inf)
+    log_f = jnp.where(is_token[..., None], nn.log_sigmoid(gates[..., h:]), 0)
     q, k, v = (self.heads(a) for a in (q, k, v))
     q = q * q.shape[-1] ** -0.5
     # The normaliser is one more channel of the values.
@@ -111,13 +113,15 @@ class MLSTM(MatrixState):
       top = jnp.zeros_like(log_i[:, 0])
 
     def run(*, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-      tops, before = _stabilise(log_f, log_i, top, reverse=reverse)
+      resets = starts(mask, reverse=reverse)
+      tops, before = _stabilise(log_f, log_i, top, resets, reverse=reverse)
       y, last = matrix_scan(
         q,
         k * jnp.exp(log_i - tops)[..., None],
         v,
         log_decay=log_f + before - tops,
-        mask=mask,
+        mask=is_token,
+        resets=resets,
         initial=recall(self, "state"),
         reverse=reverse,
       )
@@ -131,7 +135,12 @@ class MLSTM(MatrixState):
 
 
 def _stabilise(
-  log_f: jax.Array, log_i: jax.Array, top: jax.Array, *, reverse: bool
+  log_f: jax.Array,
+  log_i: jax.Array,
+  top: jax.Array,
+  resets: jax.Array | None,
+  *,
+  reverse: bool,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns m_t = max(log f_t + m_(t-1), log i_t), and m_(t-1), [b, n, h].
 
@@ -140,6 +149,7 @@ def _stabilise(
   Args:
     log_f, log_i: logs of the gates, [b, n, h].
     top: m before the first token, [b, h].
+    resets: bool [b, n], True where m_(t-1) is 0; None for nowhere.
     reverse: True to begin with the last token.
   """
 
@@ -149,12 +159,23 @@ def _stabilise(
     return a + c, jnp.maximum(c + b, d)
 
   pair = jax.lax.stop_gradient((log_f, log_i))
+  if resets is not None:
+    # From m = 0: the map is constant.
+    anew = resets[..., None]
+    pair = (
+      jnp.where(anew, -jnp.inf, pair[0]),
+      jnp.where(anew, jnp.maximum(*pair), pair[1]),
+    )
   total, most = jax.lax.associative_scan(join, pair, reverse=reverse, axis=1)
   top = jax.lax.stop_gradient(top)[:, None]
   tops = jnp.maximum(total + top, most)
   if reverse:
-    return tops, jnp.concatenate([tops[:, 1:], top], 1)
-  return tops, jnp.concatenate([top, tops[:, :-1]], 1)
+    before = jnp.concatenate([tops[:, 1:], top], 1)
+  else:
+    before = jnp.concatenate([top, tops[:, :-1]], 1)
+  if resets is not None:
+    before = jnp.where(resets[..., None], 0, before)
+  return tops, before
 
 
 def _init_gates(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

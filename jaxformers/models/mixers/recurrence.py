@@ -16,6 +16,7 @@ from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.mixer import MIXERS, kernel_init, names_with_step
 from jaxformers.models.parallel import dot_general, product
+from jaxformers.models.segments import is_packed, starts, tokens
 from jaxformers.scan import Pair, linear_scan
 
 LECUN = nn.initializers.lecun_normal()
@@ -55,7 +56,7 @@ def run(
     module: the mixer, whose cache holds the state between two calls.
     system: parameters of the system.
     x: tokens, [b, n, d].
-    mask: bool [b, n], True at tokens.
+    mask: bool [b, n], True at tokens; or numbers of packed rows.
     causal: True for one direction; False for both, with 2 N rows of C.
   """
   check_causal(module, causal=causal)
@@ -65,11 +66,19 @@ def run(
   drive = Pair(driven[..., :size], driven[..., size:])
   # Run the recurrence forwards, and also backwards if not causal.
   initial = recall(module, "state")
-  states, last = linear_scan(system.a, drive, mask=mask, initial=initial)
+  states, last = linear_scan(
+    system.a, drive, mask=tokens(mask), resets=starts(mask), initial=initial
+  )
   remember(module, "state", last)
   parts = [*states]
   if not causal:
-    states, _ = linear_scan(system.a, drive, mask=mask, reverse=True)
+    states, _ = linear_scan(
+      system.a,
+      drive,
+      mask=tokens(mask),
+      resets=starts(mask, reverse=True),
+      reverse=True,
+    )
     parts += states
   # Re(C h) = Re(C) Re(h) - Im(C) Im(h), in one product.
   real, imag = system.c
@@ -137,6 +146,7 @@ class Recurrence(nn.Module):
 
   activation: ClassVar[str] = "gelu_tanh"
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   causal: bool = False
   glu: str = "full"
@@ -199,18 +209,20 @@ def dense(
 def short_convolution(
   module: nn.Module,
   x: jax.Array,
-  lengths: jax.Array,
+  mask: jax.Array,
   width: int,
   *,
   use_bias: bool = True,
 ) -> jax.Array:
   """Returns a causal depthwise convolution of x, [b, n, d].
 
+  Tokens of other examples of a packed row are not read.
+
   Args:
     module: the mixer, which owns `conv` and `conv_bias`; its cache holds the
       last width - 1 tokens.
     x: tokens, [b, n, d]; padding is at the end.
-    lengths: number of tokens, int32 [b].
+    mask: bool [b, n], True at tokens; or numbers of packed rows.
     width: number of tokens that the convolution reads.
     use_bias: True to add a bias.
   """
@@ -226,10 +238,19 @@ def short_convolution(
     past = jnp.zeros((x.shape[0], width - 1, d), x.dtype)
   full = jnp.concatenate([past, x], 1)
   # Store the last width - 1 tokens of each sample.
+  lengths = tokens(mask).sum(1, dtype=jnp.int32)
   last = lengths[:, None] + jnp.arange(width - 1)[None]
   remember(module, "past", jnp.take_along_axis(full, last[..., None], 1))
   # Sum the shifted tokens times the kernel.
-  taps = [kernel[k][None, None] * full[:, k : k + n] for k in range(width)]
+  shifted = [full[:, k : k + n] for k in range(width)]
+  if is_packed(mask):
+    # Tokens of the cache belong to example 1.
+    numbers = jnp.pad(mask, ((0, 0), (width - 1, 0)), constant_values=1)
+    shifted = [
+      jnp.where((numbers[:, k : k + n] == mask)[..., None], part, 0)
+      for k, part in enumerate(shifted)
+    ]
+  taps = [kernel[k][None, None] * part for k, part in enumerate(shifted)]
   if not use_bias:
     return sum(taps[1:], taps[0])
   bias = module.param("conv_bias", nn.initializers.zeros, (d,)).astype(x.dtype)

@@ -26,6 +26,7 @@ from jaxformers.models.mixers.recurrence import (
   short_convolution,
 )
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import starts, tokens
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
@@ -65,6 +66,7 @@ class RGLRU(nn.Module):
 
   kinds: ClassVar[dict[str, str]] = {"Lambda": EIGENVALUES}
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   width: OptionalSize = 0
   num_heads: Width = 2
@@ -84,21 +86,23 @@ class RGLRU(nn.Module):
     # Move the tokens before the padding.
     is_first = self._is_first(mask)
     x = to_front(x.astype(self.dtype), mask)
-    lengths = mask.sum(1, dtype=jnp.int32)
-    is_token = front_mask(mask)
+    front = front_mask(mask)
+    is_token = tokens(front)
     # Map to the gate and to the inputs of the recurrence.
     gate = gelu_tanh(dense(x, width, "gate", dtype=self.dtype))
     u = dense(x, width, "input", dtype=self.dtype)
-    u = short_convolution(self, u, lengths, CONV_WIDTH)
+    u = short_convolution(self, u, front, CONV_WIDTH)
     # Find the first token of each sample, which may be in an earlier call.
     start = is_token & (jnp.cumsum(is_token, 1) == 1) & is_first[:, None]
-    y = self._recur(u, is_token, start) * gate
+    begins = starts(front)
+    start = start if begins is None else start | begins
+    y = self._recur(u, front, start) * gate
     return move_back(dense(y, d, "output", dtype=self.dtype), mask), carry
 
   def _is_first(self, mask: jax.Array) -> jax.Array:
     """Returns True for samples without a token in earlier calls, bool [b]."""
     before = recall(self, "count")
-    count_tokens(self, mask)
+    count_tokens(self, tokens(mask))
     return jnp.ones(len(mask), bool) if before is None else before == 0
 
   def _recur(
@@ -108,7 +112,7 @@ class RGLRU(nn.Module):
 
     Args:
       u: inputs, [b, n, width].
-      mask: bool [b, n], True at tokens.
+      mask: bool [b, n], True at tokens; or numbers of packed rows.
       start: bool [b, n], True at the first token of a sample.
     """
     # Gates r_t and i_t.
@@ -126,7 +130,8 @@ class RGLRU(nn.Module):
     states, last = linear_scan(
       decay(log_a, signed=self.signed),
       root * enter * wider,
-      mask=mask,
+      mask=tokens(mask),
+      resets=starts(mask),
       initial=recall(self, "state"),
     )
     remember(self, "state", last)

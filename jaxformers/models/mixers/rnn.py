@@ -18,6 +18,7 @@ from jaxformers.models.mixers.convolution import (
 )
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import starts, tokens
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
@@ -57,6 +58,7 @@ class RNN(nn.Module):
   """
 
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   causal: bool = False
   dtype: Any = jnp.float32
@@ -85,7 +87,7 @@ class RNN(nn.Module):
 
     Args:
       x: tokens [b, n, d], before the padding, which is 0.
-      mask: bool [b, n], True at tokens.
+      mask: bool [b, n], True at tokens; or numbers of packed rows.
       initial: state before the first token; None for 0.
       reverse: True to begin with the last token.
     """
@@ -103,16 +105,21 @@ class _Cell(RNN):
     """Runs the recurrence; see `RNN.recur`."""
     dtype, x = x.dtype, wide(x)
     cell = self.cell(x.shape[-1], dtype=x.dtype)
-    if initial is None:
-      initial = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
-      initial = jax.tree.map(lambda a: a.astype(x.dtype), initial)
+    empty = cell.initialize_carry(jax.random.key(0), x[:, 0].shape)
+    empty = jax.tree.map(lambda a: a.astype(x.dtype), empty)
+    initial = empty if initial is None else initial
 
-    # Padding copies the state.
+    def choose(where: jax.Array, state: Any, other: Any) -> Any:
+      rows = where[:, None]
+      return jax.tree.map(lambda a, b: jnp.where(rows, a, b), state, other)
+
+    # Padding copies the state, and an example begins with an empty state.
     def step(cell: Any, state: Any, token: Any) -> tuple[Any, jax.Array]:
-      x, is_token = token
+      x, is_token, is_first = token
+      if is_first is not None:
+        state = choose(is_first, empty, state)
       new, y = cell(state, x)
-      keep = is_token[:, None]
-      return jax.tree.map(lambda a, b: jnp.where(keep, a, b), new, state), y
+      return choose(is_token, new, state), y
 
     run = nn.scan(
       step,
@@ -122,7 +129,8 @@ class _Cell(RNN):
       out_axes=1,
       reverse=reverse,
     )
-    last, states = run(cell, initial, (x, mask))
+    flags = (tokens(mask), starts(mask, reverse=reverse))
+    last, states = run(cell, initial, (x, *flags))
     return states.astype(dtype), last
 
 
@@ -171,7 +179,8 @@ class MinGRU(RNN):
     states, last = linear_scan(
       jax.nn.sigmoid(-gate),
       jax.nn.sigmoid(gate) * new,
-      mask=mask,
+      mask=tokens(mask),
+      resets=starts(mask, reverse=reverse),
       initial=initial,
       reverse=reverse,
     )

@@ -43,6 +43,7 @@ from jaxformers.models.mixers.state_space import (
 )
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
+from jaxformers.models.segments import starts, tokens
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import ALWAYS, MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times
@@ -99,6 +100,8 @@ class S4D(Recurrence):
   """
 
   activation: ClassVar[str] = "gelu"
+  has_segments: ClassVar[bool] = False  # A convolution reads all tokens.
+  has_resets: ClassVar[bool] = True  # The recurrence of the cache has resets.
   kinds: ClassVar[dict[str, str]] = {
     "log_A_real": EIGENVALUES,
     "A_imag": EIGENVALUES,
@@ -283,7 +286,11 @@ class S4D(Recurrence):
     x = wide(x)[..., None]
     drive = Pair(x * weight.real, x * weight.imag)
     states, last = linear_scan(
-      exponential(log), drive, mask=mask, initial=recall(self, "state")
+      exponential(log),
+      drive,
+      mask=tokens(mask),
+      resets=starts(mask),
+      initial=recall(self, "state"),
     )
     remember(self, "state", last)
     return states.real.sum(-1)

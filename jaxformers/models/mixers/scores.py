@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxformers.models.segments import is_packed, tokens
+
 # Precision of products whose rounding errors are amplified later. By default
 # accelerators compute float32 products at a lower precision.
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -66,6 +68,15 @@ def earlier(
 
 
 def seen_keys(mask: jax.Array, causal: bool) -> jax.Array:
-  """Returns the mask of visible keys: [b, 1, 1, n]; causal [b, 1, n, n]."""
-  seen = mask[:, None, None]
+  """Returns the mask of visible keys: [b, 1, 1, n]; causal [b, 1, n, n].
+
+  Args:
+    mask: mask or numbers of packed rows, [b, n]; with numbers, the result is
+      [b, 1, n, n], and a query sees the keys of its own example.
+    causal: True if a query sees only keys up to its own.
+  """
+  seen = tokens(mask)[:, None, None]
+  if is_packed(mask):
+    numbers = jnp.abs(mask)
+    seen = seen & (numbers[:, None, :, None] == numbers[:, None, None])
   return seen & earlier(mask.shape[1])[None, None] if causal else seen

@@ -40,7 +40,7 @@ def step(
   return jnp.matmul(weights.astype(v.dtype), v)
 
 
-@attention("softmax", step=step)
+@attention("softmax", step=step, segments=True)
 def softmax(
   q: jax.Array,
   k: jax.Array,
@@ -56,7 +56,8 @@ def softmax(
 
   Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, equation 1.
 
-  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
+  Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens;
+  or numbers of packed rows.
   """
   form = Form(causal, scale=q.shape[-1] ** -0.5)
   return attend(q, k, v, mask, dropout, form)

@@ -82,6 +82,20 @@ def test_flash_attention_has_the_result_and_gradients_of_dense(
   chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_in_blocks_see_the_keys_of_their_example(
+  blocks, monkeypatch, causal
+):
+  numbers = np.repeat([1, 2, 3, 4], [5, 12, 9, 1])[None].repeat(2, 0)
+  numbers = np.where(tokens(), numbers, -numbers)
+  call = functools.partial(
+    softmax, mask=jnp.asarray(numbers), dropout=Dropout(), causal=causal
+  )
+  found = pulled(call, *draw(0))
+  monkeypatch.setattr(flash, "BLOCK", N)
+  chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
+
+
 @pytest.mark.parametrize("attend", [softmax, kernelized])
 @pytest.mark.slow
 def test_flash_dropout_is_the_same_in_the_backward_pass(blocks, attend):
@@ -203,9 +217,12 @@ def test_flash_cudnn_path_equals_softmax(monkeypatch, causal):
   (wq, wk, wv), w = jax.tree.map(lambda a: a.astype(jnp.float32), want)
   y, w = (jnp.where(at, a, 0) for a in (y, w))
   chex.assert_trees_all_close((dq, dk, dv, y), (wq, wk, wv, w), atol=0.06)
-  # cuDNN takes neither float32 nor dropout.
-  assert flash._cudnn_takes(q, k, v, Dropout(), flash.Form())
+  # cuDNN takes neither float32 nor dropout nor packed rows.
+  mask, form = jnp.ones((2, 3), bool), flash.Form()
+  assert flash._cudnn_takes(q, k, v, mask, Dropout(), form)
   wide = [a.astype(jnp.float32) for a in (q, k, v)]
-  assert not flash._cudnn_takes(*wide, Dropout(), flash.Form())
+  assert not flash._cudnn_takes(*wide, mask, Dropout(), form)
   dropout = Dropout(0.1, jax.random.key(0))
-  assert not flash._cudnn_takes(q, k, v, dropout, flash.Form())
+  assert not flash._cudnn_takes(q, k, v, mask, dropout, form)
+  numbers = jnp.ones((2, 3), jnp.int32)
+  assert not flash._cudnn_takes(q, k, v, numbers, Dropout(), form)
