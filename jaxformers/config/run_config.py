@@ -218,6 +218,9 @@ class RunConfig:
   buckets: Annotated[
     PositiveCount, "number of lengths that batches are padded to"
   ] = 1
+  packing: Annotated[
+    bool, "train on rows that hold several examples, without buckets"
+  ] = False
   # Length of the run, and when it logs, evaluates and saves.
   total_steps: Annotated[PositiveCount, "step at which the run ends"] = 1000
   log_steps: Annotated[PositiveCount, "steps between two log lines"] = 50

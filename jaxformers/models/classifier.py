@@ -8,7 +8,7 @@ import jax
 from jaxformers.models.config import ModelConfig
 from jaxformers.models.heads import ClassifierHead
 from jaxformers.models.model import CLASSES, Model, bind_encoder
-from jaxformers.models.segments import Packed, tokens, unpack
+from jaxformers.models.segments import Packed, tokens
 
 
 def head(config: ModelConfig) -> ClassifierHead:
@@ -51,9 +51,7 @@ class Classifier(Model):
     mask = self.mask(ids, packed)
     encoder = bind_encoder(self.config)(name="encoder")
     x = encoder(ids, mask=mask, train=train)
+    logits = head(self.config)(x, tokens(mask), train=train, packed=packed)
     if packed is None:
-      return head(self.config)(x, mask, train=train)
-    # Pool every example by itself.
-    x, mask = (unpack(packed, a) for a in (x, tokens(mask)))
-    logits = head(self.config)(x, mask, train=train)
+      return logits
     return logits.reshape(len(ids), packed.most, -1)

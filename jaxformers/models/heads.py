@@ -18,6 +18,7 @@ from jaxformers.models.dropout import make_dropout
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.reductions import masked_max, masked_mean
+from jaxformers.models.segments import Packed, unpack
 
 POOLS: Registry = Registry("pool")
 INTERACTIONS: Registry = Registry("interaction")
@@ -32,11 +33,11 @@ class Part(NamedTuple):
 
   Attributes:
     pooled: result of the pool, [b, d]; 0 without tokens.
-    count: number of tokens, float32 [b, 1].
+    tokens: number of tokens, float32 [b, 1].
   """
 
   pooled: jax.Array
-  count: jax.Array
+  tokens: jax.Array
 
 
 @POOLS.register("max")
@@ -119,8 +120,8 @@ def first_two_tokens(
 
 
 def _mean_of_two(a: Part, b: Part) -> jax.Array:
-  total = a.count * a.pooled + b.count * b.pooled
-  return total / jnp.maximum(a.count + b.count, 1)
+  total = a.tokens * a.pooled + b.tokens * b.pooled
+  return total / jnp.maximum(a.tokens + b.tokens, 1)
 
 
 # Results for two parts of a sequence, from the results for each part.
@@ -128,15 +129,15 @@ _JOINS: dict[str, Callable[[Part, Part], jax.Array]] = {
   "mean": _mean_of_two,
   "padded_mean": lambda a, b: a.pooled + b.pooled,
   "root_mean": lambda a, b: (
-    (jnp.sqrt(a.count) * a.pooled + jnp.sqrt(b.count) * b.pooled)
-    / jnp.sqrt(jnp.maximum(a.count + b.count, 1))
+    (jnp.sqrt(a.tokens) * a.pooled + jnp.sqrt(b.tokens) * b.pooled)
+    / jnp.sqrt(jnp.maximum(a.tokens + b.tokens, 1))
   ),
   "max": lambda a, b: jnp.where(
-    (a.count > 0) & (b.count > 0),
+    (a.tokens > 0) & (b.tokens > 0),
     jnp.maximum(a.pooled, b.pooled),
     a.pooled + b.pooled,
   ),
-  "first": lambda a, b: jnp.where(a.count > 0, a.pooled, b.pooled),
+  "first": lambda a, b: jnp.where(a.tokens > 0, a.pooled, b.pooled),
 }
 
 
@@ -162,9 +163,46 @@ def pool_so_far(
   part = Part(pooled, mask.sum(1, dtype=jnp.float32)[:, None])
   before = recall(module, "pooled")
   if before is not None:
-    part = Part(join(Part(*before), part), before[1] + part.count)
+    part = Part(join(Part(*before), part), before[1] + part.tokens)
   remember(module, "pooled", tuple(part))
   return part.pooled
+
+
+# Factors of the mean, from the number of tokens and `padded_len`.
+_OF_MEAN: dict[str, Callable[[jax.Array, int], jax.Array]] = {
+  "mean": lambda count, _: jnp.ones_like(count),
+  "padded_mean": lambda count, padded_len: count / padded_len,
+  "root_mean": lambda count, _: jnp.sqrt(count),
+}
+
+
+def pool_examples(
+  packed: Packed, x: jax.Array, mask: jax.Array, name: str, padded_len: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns a pool of each example of packed rows.
+
+  Args:
+    packed: examples of the rows.
+    x: tokens of the rows, [b, n, d].
+    mask: bool [b, n], True at tokens.
+    name: name of the pool.
+    padded_len: divisor of "padded_mean".
+
+  Returns:
+    The results, [b most, d], and True for examples with tokens, [b most, 1].
+  """
+  if name not in _OF_MEAN:
+    x, mask = (unpack(packed, a) for a in (x, mask))
+    return POOLS[name](x, mask, padded_len), mask.any(1, keepdims=True)
+  # Sum the tokens of each example by one product, [b, most, n] x [b, n, d].
+  examples = jnp.arange(1, packed.most + 1, dtype=jnp.int32)[None, :, None]
+  is_mine = ((packed.numbers * mask)[:, None] == examples).astype(jnp.float32)
+  x = jnp.where(mask[..., None], x.astype(jnp.float32), 0)
+  total = jnp.matmul(is_mine, x, precision=jax.lax.Precision.HIGHEST)
+  total = total.reshape(-1, x.shape[-1])
+  count = is_mine.sum(-1).reshape(-1, 1)
+  mean = total / jnp.maximum(count, 1)
+  return mean * _OF_MEAN[name](count, padded_len), count > 0
 
 
 @INTERACTIONS.register("concat")
@@ -231,19 +269,29 @@ class ClassifierHead(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, mask: jax.Array, *, train: bool
+    self,
+    x: jax.Array,
+    mask: jax.Array,
+    *,
+    train: bool,
+    packed: Packed | None = None,
   ) -> jax.Array:
     """Returns the logits of x [b, n, d].
 
     The two sequences of a pair are adjacent samples: x is then [2 b, n, d].
+    With packed rows, the result has the logits of b `packed.most` examples.
     """
     # Pool in float32 for every compute type.
-    x = pool_so_far(self, x, mask, self.pool, self.padded_len)
+    if packed is None:
+      x = pool_so_far(self, x, mask, self.pool, self.padded_len)
+      has_tokens = mask.any(1, keepdims=True)
+    else:
+      pool = (self.pool, self.padded_len)
+      x, has_tokens = pool_examples(packed, x, mask, *pool)
     x = x.astype(jnp.float32)
     if self.pool_norm:
       norm = NORMS[self.pool_norm](name="norm")
       # Exclude samples without tokens from the mean over samples.
-      has_tokens = mask.any(1, keepdims=True)
       x = normalize(norm, x[:, None], mask=has_tokens, train=train)[:, 0]
     if self.interaction:
       # Combine the two pooled vectors of each pair.

@@ -323,7 +323,8 @@ class Model(nn.Module):
     """Applies the model to each example of packed rows in a row of its own."""
     inputs = [unpack(packed, jnp.asarray(array)) for array in args]
     result = super().apply(variables, *inputs, **options)
-    y, *changed = result if options["mutable"] is not False else (result,)
+    whole: Any = result if options["mutable"] is not False else (result,)
+    y, *changed = whole
     if self.is_pooled:
       y = y.reshape(len(packed.numbers), packed.most, *y.shape[1:])
     else:
@@ -580,6 +581,22 @@ def shapes(model: Model) -> Any:
   """Returns the shapes of a model's parameters as a tree; computes nothing."""
   init = functools.partial(model.init, train=False)
   return jax.eval_shape(init, jax.random.key(0), model.example())["params"]
+
+
+def packed_names() -> list[str]:
+  """Returns the names of the models that read packed rows as they are."""
+  blocks = {
+    name
+    for name, variant in MODELS.items()
+    if getattr(BLOCKS[variant.block], "has_segments", False)
+  }
+  return [
+    name
+    for name, variant in MODELS.items()
+    if name in blocks
+    and variant.mixer
+    and getattr(MIXERS[variant.mixer], "has_segments", False)
+  ]
 
 
 def has_statistics(model: Model) -> bool:

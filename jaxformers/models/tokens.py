@@ -58,10 +58,13 @@ class TokenClassifier(Model):
   all logits are computed from the state of the last token, by `Bottleneck`.
   """
 
-  @property
-  def takes_packed(self) -> bool:
-    """True unless the labels depend on the last token of a row."""
-    return not self.config.head.get("bottleneck", False)
+  takes_packed = True
+
+  @nn.nowrap
+  def reads_packed(self, *, has_state: bool = False) -> bool:
+    """Returns False if the labels depend on the last token; see `Model`."""
+    is_split = self.config.head.get("bottleneck", False)
+    return not is_split and super().reads_packed(has_state=has_state)
 
   @nn.compact
   def __call__(

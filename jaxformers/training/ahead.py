@@ -170,6 +170,11 @@ class Ahead:
         that cannot be trained.
     """
     run.check_fields(config)
+    if config.packing:
+      raise UserError(
+        "config.packing=True: the number of packed rows depends on the "
+        "examples of a step. Compile with --config.packing=False."
+      )
     self.config, self.chip = config, chip
     self.layout = Layout.of(config.mesh, list(devices))
     # Check that the batch splits, as a run does.

@@ -436,11 +436,20 @@ class _Loop:
       "learning_rate": float(schedule(step - 1)),
       "examples_per_second": self.progress.clock.rate() * batch_size,
     }
+    note = ""
+    if self.config.packing:
+      places, padding = self.trainer.padding
+      scalars["padding"] = padding / places
+      scalars["tokens_per_step"] = (places - padding) / self.trainer.made
+      note = (
+        f"{scalars['tokens_per_step']:,.0f} tokens a step and "
+        f"{scalars['padding']:.1%} padding, "
+      )
     self.writers.write(step, scalars)
     self.progress.line(
       f"step {step}/{self.config.total_steps}  "
       f"{summary.format_scores(means, self._metric)}  "
-      f"{self.progress.speed(step, batch_size)}"
+      f"{note}{self.progress.speed(step, batch_size)}"
     )
 
   def _evaluate(self, step: int) -> float:

@@ -336,6 +336,11 @@ def check_fields(c: RunConfig) -> None:
       f"config.program={c.program!r} needs config.parallel='jit', not "
       f"{c.parallel!r}: remove one of the two."
     )
+  if c.packing and c.margin_tokens:
+    raise UserError(
+      f"config.packing=True has no certified training, but margin_tokens="
+      f"{c.margin_tokens}: remove one of the two."
+    )
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:
     raise UserError(

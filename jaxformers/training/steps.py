@@ -69,6 +69,7 @@ def _forward(
   model: Model,
   smoothing: float,
   margin: Margin,
+  sizes: tuple[int, int],
   axis_name: str | None,
 ) -> tuple[jax.Array, Sums]:
   """Returns the sum to minimise over a batch, and the sums to report.
@@ -77,13 +78,21 @@ def _forward(
   """
   # Run the model, and collect its sown losses and batch statistics.
   objective = LOSSES[model.objective]
+  packed: dict[str, Any] = {}
+  if "segments" in batch:
+    packed = {"segments": batch["segments"], "sizes": sizes}
   output, sown = model.apply(
     variables,
     *(batch[name] for name in objective.inputs),
     train=True,
     rngs={"dropout": key, "random": jax.random.fold_in(key, 1)},
     mutable=["losses", STATISTICS],
+    **packed,
   )
+  if packed and model.is_pooled:
+    # The examples of all rows become one list.
+    output = output.reshape(-1, *output.shape[2:])
+    batch = batch | {k: batch[k].ravel() for k in ("targets", "weights")}
   # Add the sown losses and the certified loss, [b].
   extra = sown_losses(sown.get("losses", {}), len(batch["weights"]))
   if margin.tokens:
@@ -136,6 +145,7 @@ def train_step(
   accumulate: int = 1,
   smoothing: float = 0.0,
   margin: Margin = NO_MARGIN,
+  sizes: tuple[int, int] = (0, 0),
   ema_decay: float = 0.0,
   placement: Placement | None = None,
   axis_name: str | None = None,
@@ -152,6 +162,8 @@ def train_step(
     accumulate: number of parts that the batch is split into; must divide b.
     smoothing: share of the target that is spread over all classes.
     margin: options of certified training.
+    sizes: greatest number of examples of a packed row, and of tokens of an
+      example; used for batches with `segments`.
     ema_decay: decay of the average of parameters that is evaluated; 0 for no
       average.
     placement: placement of parameters on a mesh; None for one device.
@@ -174,6 +186,7 @@ def train_step(
     model=model,
     smoothing=smoothing,
     margin=margin,
+    sizes=sizes,
     axis_name=axis_name,
   )
   # Sum the gradients over all parts of the batch.

@@ -15,11 +15,14 @@ import numpy as np
 import optax
 
 from jaxformers.config import RunConfig
+from jaxformers.data.engine import packing
 from jaxformers.data.engine.loader import Loader, prefetch
+from jaxformers.data.engine.packing import Packing
+from jaxformers.data.engine.split import Split
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.blocks.invertible import layers_of
-from jaxformers.models.model import Model, has_statistics
+from jaxformers.models.model import Model, has_statistics, packed_names
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import (
   compilers,
@@ -32,7 +35,7 @@ from jaxformers.training import (
 )
 from jaxformers.training.evaluate import make_evaluator
 from jaxformers.training.executables import batch_key
-from jaxformers.training.layout import Layout
+from jaxformers.training.layout import SEQUENCE, Layout
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
 from jaxformers.training.steps import Margin, train_step
@@ -41,6 +44,8 @@ from jaxformers.training.steps import Margin, train_step
 # `benchmarks.ours.train` at widths of 64 to 512, lengths of 128 to 1,024 and 8
 # to 32 rows on two cores.
 CACHED = 2**19
+# Objectives whose examples can be packed.
+PACKED = ("classification", "language_model")
 
 
 class Trainer:
@@ -49,6 +54,9 @@ class Trainer:
   Attributes:
     run: run from `open_run`.
     task, model: task and model of the run.
+    packing: rows that hold several examples; None for one example a row.
+    made, padding: number of packed batches that were made, and their numbers of
+      places and of places without a token.
     layout: devices, and where arrays lie on them.
     parts: number of parts that a step splits its batch into.
     state: `TrainState`, at step 0 until a checkpoint is restored.
@@ -81,17 +89,54 @@ class Trainer:
     # State and compiled steps.
     self.state = self._initial_state()
     self.parts = c.accumulate or self._fastest_parts()
+    train = run.task.splits["train"]
+    self.packing = self._pack(train) if c.packing else None
+    self.made, self.padding = 0, (0, 0)  # Packed batches, places and padding.
     self._step, self._place = self._compile()
     self._programs: dict[Any, Any] = {}  # Compiled ahead, by shapes of a batch.
     self.evaluate = make_evaluator(run)
     # Batches of this process.
-    self._loader = Loader(run.task.splits["train"], lengths, *self.layout.share)
+    self._loader = Loader(train, lengths, *self.layout.share, self.packing)
     self.order = self._loader.order(c.batch_size, c.seed)
 
   def _make_step(self) -> functools.partial[Any]:
     """Returns the training step with all of its static arguments."""
     run = self.run
-    return make_step(run.config, self.model, run.tx, self.layout, self.parts)
+    sizes = self.packing.sizes if self.packing else (0, 0)
+    return make_step(
+      run.config, self.model, run.tx, self.layout, self.parts, sizes
+    )
+
+  def _pack(self, train: Split) -> Packing:
+    """Returns the packing of the training split.
+
+    Raises:
+      UserError: for a model or a mesh that cannot read packed rows.
+    """
+    config, objective = self.model.config, self.model.objective
+    is_single = config.num_inputs == 1 and not config.image
+    if objective not in PACKED or not is_single:
+      raise UserError(
+        f"config.packing=True packs single sequences of the objectives "
+        f"{', '.join(PACKED)}; this task has {objective!r} with "
+        f"{config.num_inputs} input(s): remove it."
+      )
+    if not self.model.reads_packed():
+      able = ", ".join(packed_names())
+      raise UserError(
+        f"config.packing=True: the model {config.name!r} reads every example "
+        f"in a row of its own, which would be slower. Choose {able}, without "
+        "coupled or mixer.feat_scale, or remove config.packing."
+      )
+    if self.layout.mesh.shape[SEQUENCE] > 1:
+      raise UserError(
+        f"config.packing=True cannot split rows over {SEQUENCE!r}: remove one "
+        "of the two."
+      )
+    # Rows are split over devices and parts.
+    unit = self.layout.parts * self.parts
+    size = self.run.config.batch_size
+    return packing.plan(train.lengths(), self.task.max_len, size, unit)
 
   def _compile(self) -> tuple[Any, Any]:
     """Returns the compiled step, and the function that places its batches."""
@@ -142,7 +187,9 @@ class Trainer:
         needed, program = self._planned(batch)
       # BatchNorm and some losses would see only one part: the user must agree.
       sees_batch = has_statistics(self.model) or self.run.objective.sees_batch
-      is_chosen = self.run.config.accumulate or sees_batch
+      # Packed rows would split into more parts than there are rows.
+      c = self.run.config
+      is_chosen = c.accumulate or c.packing or sees_batch
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[batch_key(batch)] = program
@@ -229,6 +276,8 @@ class Trainer:
     """
     size = self.run.config.batch_size
     is_injective = layers_of(self.model.stacks()["encoder"]) is not None
+    if self.run.config.packing:
+      return 1
     if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
       return 1
     if self.run.objective.sees_batch:
@@ -247,7 +296,13 @@ class Trainer:
     seed = self.run.config.seed
 
     def make(step: int) -> Any:
-      return self._place(self._loader.batch(self.order(step), (seed, step)))
+      batch = self._loader.batch(self.order(step), (seed, step))
+      if "segments" in batch:
+        places, padding = self.padding
+        empty = int((batch["segments"] == 0).sum())
+        self.padding = places + batch["segments"].size, padding + empty
+        self.made += 1
+      return self._place(batch)
 
     return prefetch(make, range(start, self.run.config.total_steps))
 
@@ -265,6 +320,7 @@ def make_step(
   tx: optax.GradientTransformation,
   layout: Layout,
   parts: int,
+  sizes: tuple[int, int] = (0, 0),
 ) -> functools.partial[Any]:
   """Returns the training step of a config with all of its static arguments.
 
@@ -274,6 +330,7 @@ def make_step(
     tx: optimiser.
     layout: devices, and the placement of arrays on them.
     parts: number of parts that the step splits its batch into.
+    sizes: sizes of packed rows; see `train_step`.
   """
   return functools.partial(
     train_step,
@@ -283,6 +340,7 @@ def make_step(
     margin=Margin(config.margin_tokens, config.margin_weight),
     placement=layout,
     accumulate=parts,
+    sizes=sizes,
     seed=config.seed,
     ema_decay=config.ema_decay,
   )

@@ -8,6 +8,7 @@ import chex
 import jax
 import pytest
 
+from jaxformers.foundations.errors import UserError
 from jaxformers.training import loop, losses, trainer
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -28,6 +29,39 @@ def test_trainer_scores_do_not_depend_on_buckets(smoke, tmp_path):
   longest = bucketed.task.max_len
   lengths = {next(bucketed.batches(k))["inputs"].shape[1] for k in range(4)}
   assert lengths <= {-(-longest // 2), longest}
+
+
+def test_packed_rows_train_as_the_examples_do(smoke, tmp_path):
+  records = []
+  for name, packing in (("one", False), ("packed", True)):
+    config = smoke("lru", total_steps=4, packing=packing)
+    config.model.mixer = {"dropout_rate": 0.0}
+    loop.run(config, tmp_path / name)
+    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    records.append([json.loads(line) for line in lines])
+  losses = [
+    [line["train/loss"] for line in each if "train/loss" in line]
+    for each in records
+  ]
+  assert len(losses[0]) == 2
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+  last = records[1][-2]
+  assert 0 < last["padding"] < 0.6
+  assert last["tokens_per_step"] > 8 * 5
+
+
+@pytest.mark.parametrize(
+  ("model", "fields", "message"),
+  [
+    ("s4d", {}, "'s4d' reads every example in a row of its own"),
+    ("lru", {"margin_tokens": 1}, "no certified training"),
+  ],
+)
+def test_packing_is_refused_where_it_gains_nothing(
+  smoke, tmp_path, model, fields, message
+):
+  with pytest.raises(UserError, match=message):
+    trainer_of(smoke(model, packing=True, **fields), tmp_path)
 
 
 @pytest.mark.usefixtures("one_device")

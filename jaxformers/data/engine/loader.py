@@ -5,6 +5,9 @@ the examples of a window of steps are sorted by length, cut into batches, and
 the batches are shuffled. Every example is still seen once per epoch. A batch is
 padded to the smallest of the lengths that fits, so at most one shape per length
 is compiled.
+
+With a `Packing` the examples of a step stand behind each other in rows of one
+length instead. The order of the examples is then the plain one.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformers.data.engine.packing import Packing
 from jaxformers.data.engine.split import Split
 from jaxformers.foundations.errors import UserError
 
@@ -127,6 +131,7 @@ class Loader:
     process, num_processes: number of this process, and number of processes.
       Process p of k reads the p-th of k equal parts of every batch. All
       processes compute the order of all examples.
+    packing: rows that hold several examples; None for one example a row.
   """
 
   def __init__(
@@ -135,15 +140,17 @@ class Loader:
     lengths: tuple[int, ...],
     process: int = 0,
     num_processes: int = 1,
+    packing: Packing | None = None,
   ) -> None:
-    self.split, self.lengths = split, lengths
+    self.split, self.lengths, self.packing = split, lengths, packing
     self.process, self.num_processes = process, num_processes
     self._longest = split.lengths()
 
   def order(self, batch_size: int, seed: int) -> TrainOrder:
     """Returns the order of training."""
     # Sort by length only if batches are padded to several lengths.
-    longest = self._longest if len(self.lengths) > 1 else None
+    is_sorted = len(self.lengths) > 1 and self.packing is None
+    longest = self._longest if is_sorted else None
     return TrainOrder(
       len(self.split), batch_size, seed, longest, self.split.repeats
     )
@@ -160,8 +167,11 @@ class Loader:
     Returns:
       The fields of the split's `batch`, such as `inputs` and `targets`, for the
       b rows of this process and a length n of `lengths`; and `weights`, float32
-      [b], or [b, n] if the split weighs tokens.
+      [b], or [b, n] if the split weighs tokens. For packed rows see
+      `Packing.batch`.
     """
+    if self.packing:
+      return self._packed(self.packing, indices, key)
     return self._rows(indices, np.ones(len(indices), np.float32), key)
 
   def all(self, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
@@ -179,6 +189,28 @@ class Loader:
       is_real = places < len(order)
       indices = order[np.where(is_real, places, start)]
       yield self._rows(indices, is_real.astype(np.float32))
+
+  def _packed(
+    self, packing: Packing, indices: np.ndarray, key: tuple[int, int] | None
+  ) -> dict[str, np.ndarray]:
+    """Returns the packed rows of this process in a batch."""
+    lengths = np.minimum(self._longest[indices], packing.length)
+    rows = packing.deal(lengths)
+    count = len(rows) // self.num_processes
+    first = self.process * count
+    mine = rows[first : first + count]
+    # Read the examples of these rows, padded to the longest of them.
+    places = np.array([k for row in mine for k in row], np.int64)
+    if not len(places):
+      places = np.zeros(1, np.int64)  # For the types of the fields.
+    row_key = None if key is None else (*key, first)
+    longest = int(lengths[places].max())
+    fields = self.split.batch(indices[places], longest, row_key)
+    fields = {"weights": np.ones(len(places), np.float32)} | fields
+    # Number the examples by their places in `fields`.
+    number = {int(k): i for i, k in enumerate(places)}
+    renamed = [[number[k] for k in row] for row in mine]
+    return packing.batch(renamed, lengths[places], fields)
 
   def _rows(
     self,

@@ -128,10 +128,10 @@ class Mamba(nn.Module):
     if state is None:
       state = jnp.zeros((u.shape[0], inner, size), step.dtype)
     b, c = gates[..., rank : rank + size], gates[..., rank + size :]
-    arrays = (wide(u), step, wide(b), wide(c), tokens(mask)[..., None])
+    arrays = [wide(u), step, wide(b), wide(c), tokens(mask)[..., None]]
     begins = starts(mask)
     if begins is not None:
-      arrays += (begins[..., None],)
+      arrays.append(begins[..., None])
 
     # Run the recurrence over one part of the tokens.
     @jax.checkpoint
