@@ -1,14 +1,17 @@
 """The notebooks of examples/ run from their first cell, at a reduced size."""
 
+import itertools
 import json
 import re
 import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 import jaxformers as jf
+from examples import episodes
 from examples.run import has_tag
 from jaxformers.training import optim
 from tests.marks import long_except
@@ -41,6 +44,36 @@ def elsewhere(tmp_path, monkeypatch, data_dir):
     monkeypatch.setattr(registry, "data", dict(registry.data))
   yield
   plt.close("all")
+
+
+def test_labels_of_episodes_are_the_cues_since_the_last_reset():
+  stream = itertools.islice(episodes.episodes(0), 4)
+  tokens, resets, labels = (
+    np.concatenate(a, 1) for a in zip(*stream, strict=True)
+  )
+  assert resets[:, 0].all()
+  lengths = []
+  for row in range(len(tokens)):
+    seen, length = 0, 0
+    for token, reset, label in zip(
+      tokens[row], resets[row], labels[row], strict=True
+    ):
+      if reset:
+        lengths.append(length)
+        seen, length = 0, 0
+      length += 1
+      seen = token if token <= episodes.CUES else seen
+      assert label == seen
+  lengths = [n for n in lengths if n]
+  assert (min(lengths), max(lengths)) == (8, 24)
+
+
+@pytest.mark.long
+def test_a_memory_needs_resets():
+  shares = {
+    uses: episodes.train(uses_resets=uses, steps=200) for uses in (0, 1)
+  }
+  assert shares[1] > 0.98 > 0.9 > shares[0]
 
 
 QUICK = [path for path in NOTEBOOKS if path.stem[0] == "4"]
