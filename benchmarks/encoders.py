@@ -57,10 +57,11 @@ TOKENS = 16_384  # Tokens of a batch, so that a step takes 0.2 to 2 s.
 LENGTHS = (512, 1_024, 2_048, 4_096)
 # Only length at which twins are compiled, which takes a minute per model.
 COMPILED = 1_024
-# Mixers whose twins have a loop, which `torch.compile` would unroll.
+# Mixers whose twins have a loop, which `torch.compile` would unroll, or which
+# are one operation of PyTorch.
 LOOPS = (
   *("rglru", "mamba", "mamba2", "delta", "gla", "retnet", "hgrn2", "mlstm"),
-  "mingru",
+  *("mingru", "lstm", "gru"),
 )
 TITLES = ("PyTorch", "compiled", "fused")  # Twins, as the columns name them.
 GROWTH = (1_024, 2_048, 4_096, 8_192, 16_384)  # Lengths of the second table.

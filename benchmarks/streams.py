@@ -20,18 +20,17 @@ from benchmarks.data import OUT, Row, Rows, report
 from benchmarks.timing import status_bytes
 from jaxformers import models
 from jaxformers.foundations import cli
+from jaxformers.models.decode import is_bounded
 from jaxformers.models.mixer import names_with_step
 from jaxformers.models.streams import Stream
 from jaxformers.models.variables import outputs
 
 VOCABULARY, COMPARED = 17, 16_384
-# Their caches hold the keys of max_len tokens.
-BOUNDED = ("softmax", "mega")
 
 
-def measure(name: str, tokens: int) -> Row:
-  """Returns the figures of a model for a stream of some tokens."""
-  model = models.build(
+def make(name: str) -> models.Model:
+  """Returns a language model of two layers without positions."""
+  return models.build(
     name,
     vocab_size=VOCABULARY,
     max_len=COMPARED,
@@ -41,6 +40,11 @@ def measure(name: str, tokens: int) -> Row:
     objective="language_model",
     positions="none",
   )
+
+
+def measure(name: str, tokens: int) -> Row:
+  """Returns the figures of a model for a stream of some tokens."""
+  model = make(name)
   drawn = model.init(jax.random.key(0), model.example(), train=False)
   params = {"params": drawn["params"]}
   ids = np.random.default_rng(0).integers(1, VOCABULARY, (1, tokens))
@@ -90,8 +94,12 @@ def main(models: str, tokens: int, out: str) -> None:
 
 def _all() -> list[str]:
   """Returns the models whose state does not grow."""
-  able = {*names_with_step()} - {*BOUNDED}
-  return [name for name, v in models.MODELS.items() if v.mixer in able]
+  able = names_with_step()
+  return [
+    name
+    for name, variant in models.MODELS.items()
+    if variant.mixer in able and not is_bounded(make(name))
+  ]
 
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ class RunConfig:
     PositiveCount, "number of lengths that batches are padded to"
   ] = 1
   packing: Annotated[
-    bool, "train on rows that hold several examples, without buckets"
+    bool, "train on rows of several examples; buckets then pad evaluations only"
   ] = False
   # Length of the run, and when it logs, evaluates and saves.
   total_steps: Annotated[PositiveCount, "step at which the run ends"] = 1000

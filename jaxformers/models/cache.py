@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.models.segments import tokens
+from jaxformers.models.segments import starts, tokens
 
 CACHE = "cache"
 FIXED = "fixed"  # Collection of values that depend on parameters alone.
@@ -74,6 +74,8 @@ def count_tokens(
 ) -> jax.Array:
   """Returns the position of each token in its sample, int32 [b, n], from 0.
 
+  In packed rows it is the position in the example.
+
   Padding is not counted; positions at padding have no meaning. If the module is
   decoding, counting continues after the tokens in the cache.
 
@@ -86,7 +88,15 @@ def count_tokens(
   before = recall(module, name)
   if before is None:
     before = jnp.zeros(mask.shape[:1], jnp.int32)
-  counts = jnp.cumsum(tokens(mask), 1, dtype=jnp.int32) + before[:, None]
+  is_token = tokens(mask).astype(jnp.int32)
+  counts = jnp.cumsum(is_token, 1)
+  begins = starts(mask)
+  if begins is None:
+    counts = counts + before[:, None]
+  else:
+    # Count from the start of each example; example 1 continues the cache.
+    earlier = jnp.where(begins, counts - is_token, -before[:, None])
+    counts = counts - jax.lax.cummax(earlier, axis=1)
   remember(module, name, counts[:, -1])
   return jnp.maximum(counts - 1, 0)
 

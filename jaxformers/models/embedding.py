@@ -245,8 +245,9 @@ class Embedding(nn.Module):
       positions = self._embed_positions(self.max_len, x.shape[2], init)
       positions = positions[count_tokens(self, mask)]
     elif mask is not None and is_packed(mask):
-      # Positions begin anew in each example.
-      length = min(x.shape[1], self.max_len)
+      # Positions begin again in each example.
+      is_table = self.positions != "sinusoid"
+      length = min(x.shape[1], self.max_len) if is_table else x.shape[1]
       positions = self._embed_positions(length, x.shape[2], init)
       positions = jnp.take(positions, places(mask), 0, mode="clip")
     else:

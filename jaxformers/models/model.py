@@ -32,7 +32,11 @@ from jaxformers.models.embedding import Embedding
 from jaxformers.models.encoder import Encoder
 from jaxformers.models.kinds import find_kinds
 from jaxformers.models.mixer import MIXERS
-from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.convolution import (
+  move_back,
+  numbers_to_front,
+  to_front,
+)
 from jaxformers.models.norm import RUNNING
 from jaxformers.models.segments import Packed, repack, unpack
 from jaxformers.models.segments import make as make_packed
@@ -217,10 +221,10 @@ class Model(nn.Module):
     """Applies the model to inputs, to packed rows, or from a state.
 
     Packed rows have several examples behind each other. Every example has the
-    result that it has alone: states and positions begin anew, attention sees
-    the own example, and a classifier returns logits [b, most, c]. Models whose
-    mixer or block cannot do so (`reads_packed`) read the examples in rows of
-    their own, which takes more time.
+    same result as in a separate row: states and positions begin again, a token
+    sees only its example, and a classifier returns logits [b, most, c]. Models
+    whose mixer or block cannot do so (`reads_packed`) read the examples in
+    separate rows, which takes more time.
 
     A causal model can continue from a state. The results for parts of a
     sequence, each from the state after the part
@@ -253,7 +257,7 @@ class Model(nn.Module):
     has_state = initial_state is not None or return_state
     if segments is not None:
       packed = make_packed(segments, sizes)
-      self._check_packed(has_state=has_state)
+      self._check_packed(packed, np.shape(args[0]), has_state=has_state)
       if not self.reads_packed(has_state=has_state):
         options["mutable"] = mutable
         return self._apply_unpacked(variables, packed, args, options)
@@ -263,9 +267,12 @@ class Model(nn.Module):
     self.check_causal()
     if initial_state is not None:
       variables = {**variables, CACHE: initial_state}
-    others = [mutable] if isinstance(mutable, str) else list(mutable or ())
+    changing: Any = True
+    if mutable is not True:
+      others = [mutable] if isinstance(mutable, str) else list(mutable or ())
+      changing = [CACHE, *others]
     result, changed = super().apply(
-      variables, *args, mutable=[CACHE, *others], **options
+      variables, *args, mutable=changing, **options
     )
     changed = dict(changed)
     state = changed.pop(CACHE, {})
@@ -285,21 +292,40 @@ class Model(nn.Module):
     has_resets = has_state and getattr(mixer, "has_resets", False)
     return (
       self.takes_packed
-      and not config.coupled
+      and not (config.coupled or config.cls or config.separator)
       and not is_whole
       and getattr(BLOCKS[config.block_name], "has_segments", False)
       and (getattr(mixer, "has_segments", False) or has_resets)
     )
 
   @nn.nowrap
-  def _check_packed(self, *, has_state: bool) -> None:
-    """Raises UserError for models that cannot read packed rows."""
+  def _check_packed(
+    self, packed: Packed, shape: tuple[int, ...], *, has_state: bool
+  ) -> None:
+    """Raises UserError for rows or models that do not fit each other."""
     config, packs = self.config, self.reads_packed(has_state=has_state)
     if config.num_inputs > 1 or config.image:
       raise UserError(
         "Rows of packed examples have one sequence each, but this model reads "
         f"{'images' if config.image else 'pairs'}: leave out segments."
       )
+    if packed.numbers.shape != shape:
+      raise UserError(
+        f"segments have the shape {packed.numbers.shape} and the inputs "
+        f"{shape}: give the number of the example of each token."
+      )
+    if packed.longest > config.max_len and config.positions != "none":
+      raise UserError(
+        f"An example of {packed.longest} tokens is longer than max_len="
+        f"{config.max_len}, to which this model has positions: cut it."
+      )
+    if self.is_pooled and config.pool == "all_mean":
+      raise UserError(
+        "pool='all_mean' counts padding, which packed rows do not have: "
+        "choose another pool, such as 'mean'."
+      )
+    if self.is_pooled and packs and not packed.most:
+      unpack(packed, packed.numbers)  # Raises: the sizes are unknown.
     if has_state and (self.is_pooled or not packs):
       raise UserError(
         f"The model {config.name!r} cannot continue from a state in packed "
@@ -320,15 +346,27 @@ class Model(nn.Module):
     args: Sequence[jax.Array],
     options: Mapping[str, Any],
   ) -> Any:
-    """Applies the model to each example of packed rows in a row of its own."""
+    """Applies the model to each example of packed rows in a separate row."""
     inputs = [unpack(packed, jnp.asarray(array)) for array in args]
+    more = {
+      name: unpack(packed, jnp.asarray(array))
+      for name, array in options.items()
+      if name in ("targets", "weights") and array is not None
+    }
+    options = {**options, **more}
     result = super().apply(variables, *inputs, **options)
     whole: Any = result if options["mutable"] is not False else (result,)
     y, *changed = whole
     if self.is_pooled:
       y = y.reshape(len(packed.numbers), packed.most, *y.shape[1:])
-    else:
+    elif y.shape[1:2] == (packed.longest,):
       y = repack(packed, y)
+    else:
+      raise UserError(
+        f"{type(self).__name__} returns {y.shape} for examples of "
+        f"{packed.longest} tokens: a class of models with one result for an "
+        "example must set is_pooled = True."
+      )
     return (y, *changed) if changed else y
 
   @nn.nowrap
@@ -405,7 +443,7 @@ class Model(nn.Module):
     ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
     mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
     if packed is not None:
-      return jnp.where(mask, packed.numbers, -packed.numbers)
+      return jnp.where(mask, packed.numbers, -jnp.abs(packed.numbers))
     # Prepended tokens are never padding.
     if config.cls:
       front = ((0, 0), (config.cls, 0))
@@ -438,7 +476,7 @@ class Model(nn.Module):
     mask = ids > 0
     front = to_front(ids[..., None], mask)[..., 0]
     if packed is not None:
-      numbers = to_front(packed.numbers[..., None], mask)[..., 0]
+      numbers = numbers_to_front(packed.numbers, mask)
       packed = packed._replace(numbers=numbers)
     return front, packed, lambda y: move_back(y, mask)
 

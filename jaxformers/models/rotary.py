@@ -18,7 +18,7 @@ ROTARY_BASE = 10_000.0  # Ratio of the fastest and slowest rotation.
 def number_tokens(module: nn.Module, mask: jax.Array) -> jax.Array:
   """Returns the positions of tokens, after those in a cache, [b or 1, n].
 
-  Positions begin anew in each example of a packed row.
+  Positions begin again in each example of a packed row.
   """
   if not is_decoding(module):
     if is_packed(mask):

@@ -5,8 +5,8 @@ their order, and 0 at padding. Inside an encoder, numbers take the place of the
 mask, with negative numbers at masked tokens of an example. So every function
 that takes a mask takes numbers, if the mixer says so by `has_segments`.
 
-A model whose mixer or block does not support numbers reads its examples in rows
-of their own (`unpack`), which gives the same result more slowly.
+A model whose mixer or block does not support numbers reads its examples in
+separate rows (`unpack`), which gives the same result more slowly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def make(numbers: Any, sizes: tuple[int, int] | None) -> Packed:
       sizes.
   """
   if isinstance(numbers, jax.core.Tracer):
-    return Packed(jnp.asarray(numbers), *(sizes or (0, 0)))
+    return Packed(numbers.astype(jnp.int32), *(sizes or (0, 0)))
   array = np.asarray(numbers)
   if array.ndim != 2 or array.dtype.kind not in "iu":
     raise UserError(
@@ -64,11 +64,11 @@ def make(numbers: Any, sizes: tuple[int, int] | None) -> Packed:
     )
   counts = [np.bincount(row[row > 0]) for row in array]
   longest = max((int(count.max(initial=0)) for count in counts), default=0)
-  found = (int(array.max(initial=0)), longest)
-  sizes = found if sizes is None else sizes
-  if found[0] > sizes[0] or found[1] > sizes[1]:
+  needed = (int(array.max(initial=0)), longest)
+  sizes = needed if sizes is None else sizes
+  if needed[0] > sizes[0] or needed[1] > sizes[1]:
     raise UserError(
-      f"A row has {found[0]} examples of up to {found[1]} tokens, but "
+      f"A row has {needed[0]} examples of up to {needed[1]} tokens, but "
       f"sizes={sizes}: give greater sizes."
     )
   return Packed(jnp.asarray(array, jnp.int32), *sizes)
@@ -80,15 +80,15 @@ def is_packed(mask: jax.Array) -> bool:
 
 
 def tokens(mask: jax.Array) -> jax.Array:
-  """Returns the mask of a mask, or of numbers: bool [b, n], True at tokens."""
+  """Returns a bool mask [b, n], True at tokens, from a mask or from numbers."""
   return mask > 0 if is_packed(mask) else mask
 
 
 def starts(mask: jax.Array, *, reverse: bool = False) -> jax.Array | None:
-  """Returns True where an example begins, bool [b, n]; None for a mask.
+  """Returns an array that is True where an example begins, bool [b, n].
 
-  The first position of a row is a start only if its number is not 1, so that
-  example 1 continues from a state.
+  Returns None for a mask. The first position of a row is a start only if its
+  number is not 1, so that example 1 continues from a state.
 
   Args:
     mask: mask or numbers.
@@ -100,7 +100,13 @@ def starts(mask: jax.Array, *, reverse: bool = False) -> jax.Array | None:
   if reverse:
     return jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (0, 1)))
   before = jnp.pad(numbers[:, :-1], ((0, 0), (1, 0)), constant_values=1)
-  return numbers != before
+  # Padding at the end of a row belongs to its last example.
+  return (numbers != before) & (numbers != 0)
+
+
+def last_number(mask: jax.Array) -> jax.Array:
+  """Returns the number of the last example of each row, int32 [b]."""
+  return jnp.maximum(jnp.abs(mask).max(1), 1)
 
 
 def places(mask: jax.Array) -> jax.Array:
@@ -112,7 +118,7 @@ def places(mask: jax.Array) -> jax.Array:
 
 
 def unpack(packed: Packed, x: jax.Array) -> jax.Array:
-  """Returns the examples of packed rows in rows of their own.
+  """Returns the examples of packed rows in separate rows.
 
   Args:
     packed: examples.

@@ -24,6 +24,8 @@ class SentenceModel(Model):
   table D.2.
   """
 
+  is_pooled = True
+
   @nn.compact
   def __call__(self, ids: jax.Array, *, train: bool) -> jax.Array:
     config = self.config

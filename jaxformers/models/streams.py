@@ -20,8 +20,8 @@ class Stream:
 
   `TrainedModel.stream` returns it. The results equal those for whole sequences.
   The state of a recurrence does not grow with the number of tokens. Parts are
-  read in pieces whose lengths are powers of two, so that at most eleven
-  programs are compiled for a number of sequences.
+  read in pieces whose lengths are powers of two, so that few programs are
+  compiled for a number of sequences.
 
   Attributes:
     state: state of the model after the tokens so far; None before the first.
@@ -66,8 +66,8 @@ class Stream:
         read, and for a model without states; see `Model.apply`.
     """
     x = np.asarray(inputs)
-    x = x.astype(np.float32 if self._model.config.real else np.int32)
     self._check(x)
+    x = x.astype(np.float32 if self._model.config.real else np.int32)
     outputs = []
     start = 0
     while start < x.shape[1]:
@@ -86,10 +86,12 @@ class Stream:
 
   def _check(self, x: np.ndarray) -> None:
     """Raises UserError for inputs that cannot be read next."""
-    if x.ndim != 2 or not x.size:
+    kinds = "iuf" if self._model.config.real else "iu"
+    if x.ndim != 2 or not x.size or x.dtype.kind not in kinds:
       raise UserError(
-        f"Inputs of the shape {x.shape}: give ids or numbers [b, n], with at "
-        "least one token for each of b sequences."
+        f"Inputs of the shape {x.shape} and the type {x.dtype}: give "
+        f"{'numbers' if self._model.config.real else 'integer ids'} [b, n], "
+        "with at least one token for each of b sequences."
       )
     before = jax.tree.leaves(self.state)
     if before and len(x) != len(before[0]):

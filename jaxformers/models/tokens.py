@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.embedding import sinusoids
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.model import CLASSES, Model
@@ -65,6 +66,16 @@ class TokenClassifier(Model):
     """Returns False if the labels depend on the last token; see `Model`."""
     is_split = self.config.head.get("bottleneck", False)
     return not is_split and super().reads_packed(has_state=has_state)
+
+  @nn.nowrap
+  def check_causal(self) -> None:
+    """Raises UserError also if all labels depend on the last token."""
+    if self.config.head.get("bottleneck", False):
+      raise UserError(
+        "head.bottleneck=True reads the last token of a sequence, which parts "
+        "of it do not have: remove it to carry states."
+      )
+    super().check_causal()
 
   @nn.compact
   def __call__(

@@ -173,7 +173,8 @@ class Ahead:
     if config.packing:
       raise UserError(
         "config.packing=True: the number of packed rows depends on the "
-        "examples of a step. Compile with --config.packing=False."
+        "examples of a step. Compile with --config.packing=False, whose step "
+        "has one example a row."
       )
     self.config, self.chip = config, chip
     self.layout = Layout.of(config.mesh, list(devices))

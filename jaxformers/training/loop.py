@@ -425,8 +425,8 @@ class _Loop:
     """Writes the means over all steps since the last log line."""
     self.settle()
     # The next step begins a new window.
-    means = self.trainer.run.objective.means(self.loop_state.window)
-    self.loop_state.window = {}
+    window, self.loop_state.window = self.loop_state.window, {}
+    means = self.trainer.run.objective.means(window)
     batch_size = self.config.batch_size
     schedule = self.trainer.run.schedule
     assert schedule is not None  # The run has an optimiser.
@@ -438,9 +438,10 @@ class _Loop:
     }
     note = ""
     if self.config.packing:
-      places, padding = self.trainer.padding
-      scalars["padding"] = padding / places
-      scalars["tokens_per_step"] = (places - padding) / self.trainer.made
+      # Steps since the last log line.
+      steps = (step - 1) % self.config.log_steps + 1
+      scalars["padding"] = 1 - float(window["tokens"] / window["places"])
+      scalars["tokens_per_step"] = float(window["tokens"]) / steps
       note = (
         f"{scalars['tokens_per_step']:,.0f} tokens a step and "
         f"{scalars['padding']:.1%} padding, "

@@ -341,6 +341,11 @@ def check_fields(c: RunConfig) -> None:
       f"config.packing=True has no certified training, but margin_tokens="
       f"{c.margin_tokens}: remove one of the two."
     )
+  if c.packing and c.program:
+    raise UserError(
+      f"config.packing=True has no compiled program, but config.program="
+      f"{c.program!r}: remove one of the two."
+    )
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:
     raise UserError(

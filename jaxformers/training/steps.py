@@ -101,6 +101,10 @@ def _forward(
   if objective.sees_batch and axis_name is not None:
     output, batch, extra = _gather((output, batch, extra), axis_name)
   objective, sums = objective.sums(output, batch, extra, smoothing)
+  if packed:
+    numbers = batch["segments"]
+    sums["places"] = jnp.float32(numbers.size)
+    sums["tokens"] = (numbers > 0).sum().astype(jnp.float32)
   # Running averages of norms need sums over the batch, too.
   statistics = sown.get(STATISTICS)
   return objective, sums | ({STATISTICS: statistics} if statistics else {})

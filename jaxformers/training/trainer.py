@@ -44,6 +44,7 @@ from jaxformers.training.steps import Margin, train_step
 # `benchmarks.ours.train` at widths of 64 to 512, lengths of 128 to 1,024 and 8
 # to 32 rows on two cores.
 CACHED = 2**19
+PLANNED = 32  # Steps among which `plan` looks for the one with most rows.
 # Objectives whose examples can be packed.
 PACKED = ("classification", "language_model")
 
@@ -55,8 +56,6 @@ class Trainer:
     run: run from `open_run`.
     task, model: task and model of the run.
     packing: rows that hold several examples; None for one example a row.
-    made, padding: number of packed batches that were made, and their numbers of
-      places and of places without a token.
     layout: devices, and where arrays lie on them.
     parts: number of parts that a step splits its batch into.
     state: `TrainState`, at step 0 until a checkpoint is restored.
@@ -91,7 +90,6 @@ class Trainer:
     self.parts = c.accumulate or self._fastest_parts()
     train = run.task.splits["train"]
     self.packing = self._pack(train) if c.packing else None
-    self.made, self.padding = 0, (0, 0)  # Packed batches, places and padding.
     self._step, self._place = self._compile()
     self._programs: dict[Any, Any] = {}  # Compiled ahead, by shapes of a batch.
     self.evaluate = make_evaluator(run)
@@ -125,7 +123,7 @@ class Trainer:
       able = ", ".join(packed_names())
       raise UserError(
         f"config.packing=True: the model {config.name!r} reads every example "
-        f"in a row of its own, which would be slower. Choose {able}, without "
+        f"in a separate row, which would be slower. Choose {able}, without "
         "coupled or mixer.feat_scale, or remove config.packing."
       )
     if self.layout.mesh.shape[SEQUENCE] > 1:
@@ -133,10 +131,16 @@ class Trainer:
         f"config.packing=True cannot split rows over {SEQUENCE!r}: remove one "
         "of the two."
       )
+    lengths = np.sort(np.minimum(train.lengths(), self.task.max_len))
+    if lengths[:2].sum() > self.task.max_len:
+      raise UserError(
+        f"config.packing=True: no two examples of this task fit into a row of "
+        f"{self.task.max_len} tokens. Remove it."
+      )
     # Rows are split over devices and parts.
     unit = self.layout.parts * self.parts
     size = self.run.config.batch_size
-    return packing.plan(train.lengths(), self.task.max_len, size, unit)
+    return packing.plan(lengths, self.task.max_len, size, unit)
 
   def _compile(self) -> tuple[Any, Any]:
     """Returns the compiled step, and the function that places its batches."""
@@ -180,16 +184,19 @@ class Trainer:
     if available and needed > available:
       asked, first = self.parts, needed
       rows = self.run.config.batch_size // self.layout.parts
-      while needed > available and (more := more_parts(rows, self.parts)):
+      # Packed rows are made for the present number of parts.
+      while (
+        needed > available
+        and self.packing is None
+        and (more := more_parts(rows, self.parts))
+      ):
         self.parts = more
         self._programs.clear()
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
       # BatchNorm and some losses would see only one part: the user must agree.
       sees_batch = has_statistics(self.model) or self.run.objective.sees_batch
-      # Packed rows would split into more parts than there are rows.
-      c = self.run.config
-      is_chosen = c.accumulate or c.packing or sees_batch
+      is_chosen = self.run.config.accumulate or sees_batch
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[batch_key(batch)] = program
@@ -219,8 +226,19 @@ class Trainer:
     return memory.planned_bytes(program), program
 
   def _longest(self) -> np.ndarray:
-    """Returns the indices of a batch whose first example is the longest."""
+    """Returns the indices of a batch whose first example is the longest.
+
+    With packing it is the batch with most rows of the first `PLANNED` steps.
+    """
     split, size = self.task.splits["train"], self.run.config.batch_size
+    if self.packing:
+      most, lengths = self.packing.length, split.lengths()
+      batches = [self.order(step) for step in range(PLANNED)]
+      rows = [
+        len(self.packing.deal(np.minimum(lengths[batch], most)))
+        for batch in batches
+      ]
+      return batches[int(np.argmax(rows))]
     indices = np.arange(size) % len(split)
     indices[0] = np.argmax(split.lengths())
     return indices
@@ -296,13 +314,7 @@ class Trainer:
     seed = self.run.config.seed
 
     def make(step: int) -> Any:
-      batch = self._loader.batch(self.order(step), (seed, step))
-      if "segments" in batch:
-        places, padding = self.padding
-        empty = int((batch["segments"] == 0).sum())
-        self.padding = places + batch["segments"].size, padding + empty
-        self.made += 1
-      return self._place(batch)
+      return self._place(self._loader.batch(self.order(step), (seed, step)))
 
     return prefetch(make, range(start, self.run.config.total_steps))
 

@@ -162,11 +162,13 @@ def test_streams_refuse_inputs_that_cannot_follow():
   stream = Stream(model, {"params": start(model)})
   stream.feed(IDS[:, :3])
   with pytest.raises(UserError, match="3 sequences after 2"):
-    stream.feed(np.ones((3, 1)))
+    stream.feed(np.ones((3, 1), int))
   with pytest.raises(UserError, match="shape"):
     stream.feed(np.ones(3))
   with pytest.raises(UserError, match="14 tokens are more than max_len=13"):
-    stream.feed(np.ones((2, 11)))
+    stream.feed(np.ones((2, 11), int))
+  with pytest.raises(UserError, match="type float64: give integer ids"):
+    stream.feed(np.ones((2, 1)))
 
 
 def test_a_trained_model_streams():

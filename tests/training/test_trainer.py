@@ -53,7 +53,7 @@ def test_packed_rows_train_as_the_examples_do(smoke, tmp_path):
 @pytest.mark.parametrize(
   ("model", "fields", "message"),
   [
-    ("s4d", {}, "'s4d' reads every example in a row of its own"),
+    ("s4d", {}, "'s4d' reads every example in a separate row"),
     ("lru", {"margin_tokens": 1}, "no certified training"),
   ],
 )

@@ -101,14 +101,17 @@ def plan(
 ) -> Packing:
   """Returns the packing of a split.
 
-  A row may hold twice as many examples as fit on average.
+  A row may hold twice as many examples as fit on average. Each number of rows
+  is another program to compile, so the unit is at least 1 / 16 of the expected
+  number.
 
   Args:
     lengths: number of tokens of every example.
     length: number of tokens of a row; longer examples are cut.
     batch_size: number of examples of a batch.
-    unit: number of which the number of rows is a multiple.
+    unit: number of which the unit of the packing is a multiple.
   """
   mean = max(float(np.minimum(lengths, length).mean()), 1.0)
   most = min(max(round(2 * length / mean), 1), batch_size)
-  return Packing(length, most, unit)
+  rows = batch_size * mean / length
+  return Packing(length, most, unit * max(round(rows / 16 / unit), 1))

@@ -109,8 +109,23 @@ def to_front(x: jax.Array, mask: jax.Array) -> jax.Array:
 def front_mask(mask: jax.Array) -> jax.Array:
   """Returns the mask or the numbers of tokens that `to_front` has moved."""
   if is_packed(mask):
-    return to_front(mask[..., None], mask)[..., 0]
+    return numbers_to_front(mask, mask)
   return jnp.arange(mask.shape[1])[None] < mask.sum(1)[:, None]
+
+
+def numbers_to_front(numbers: jax.Array, mask: jax.Array) -> jax.Array:
+  """Moves the numbers of tokens to the front, int32 [b, n].
+
+  Behind the tokens, the row belongs to its last example, whose number is
+  negative there. It may have no token, after a reset at padding.
+
+  Args:
+    numbers: numbers of packed rows.
+    mask: mask or numbers of the tokens, [b, n].
+  """
+  moved = to_front(numbers[..., None], mask)[..., 0]
+  last = jnp.abs(numbers).max(1, keepdims=True)
+  return jnp.where(moved == 0, -last, moved)
 
 
 def move_back(y: jax.Array, mask: jax.Array) -> jax.Array:

@@ -48,6 +48,7 @@ class LRU(Recurrence):
     causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
   kinds: ClassVar[dict[str, str]] = {
     "nu_log": EIGENVALUES,
     "theta_log": EIGENVALUES,

@@ -91,7 +91,7 @@ class Mamba(nn.Module):
     inner = self.expansion * d
     # Move the tokens before the padding.
     x = to_front(x.astype(self.dtype), mask)
-    mask, whole = front_mask(mask), mask
+    places, mask = mask, front_mask(mask)
     # Map to the inputs u of the recurrence and the gate z.
     both = dense(x, 2 * inner, "input", use_bias=False, dtype=self.dtype)
     u, z = both[..., :inner], both[..., inner:]
@@ -99,7 +99,7 @@ class Mamba(nn.Module):
     u = nn.silu(short_convolution(self, u, mask, CONV_WIDTH))
     y = self._select(u, mask, d) * nn.silu(z)
     y = dense(y, d, "output", use_bias=False, dtype=self.dtype)
-    return move_back(y, whole), carry
+    return move_back(y, places), carry
 
   def _select(self, u: jax.Array, mask: jax.Array, d: int) -> jax.Array:
     """Returns the outputs of the recurrence, [b, n, inner]."""
@@ -128,10 +128,9 @@ class Mamba(nn.Module):
     if state is None:
       state = jnp.zeros((u.shape[0], inner, size), step.dtype)
     b, c = gates[..., rank : rank + size], gates[..., rank + size :]
-    arrays = [wide(u), step, wide(b), wide(c), tokens(mask)[..., None]]
     begins = starts(mask)
-    if begins is not None:
-      arrays.append(begins[..., None])
+    flags = [tokens(mask), *([] if begins is None else [begins])]
+    arrays = [wide(u), step, wide(b), wide(c), *(f[..., None] for f in flags)]
 
     # Run the recurrence over one part of the tokens.
     @jax.checkpoint

@@ -161,10 +161,10 @@ def _stabilise(
   pair = jax.lax.stop_gradient((log_f, log_i))
   if resets is not None:
     # From m = 0: the map is constant.
-    anew = resets[..., None]
+    is_first = resets[..., None]
     pair = (
-      jnp.where(anew, -jnp.inf, pair[0]),
-      jnp.where(anew, jnp.maximum(*pair), pair[1]),
+      jnp.where(is_first, -jnp.inf, pair[0]),
+      jnp.where(is_first, jnp.maximum(*pair), pair[1]),
     )
   total, most = jax.lax.associative_scan(join, pair, reverse=reverse, axis=1)
   top = jax.lax.stop_gradient(top)[:, None]

@@ -16,7 +16,7 @@ from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.mixer import MIXERS, kernel_init, names_with_step
 from jaxformers.models.parallel import dot_general, product
-from jaxformers.models.segments import is_packed, starts, tokens
+from jaxformers.models.segments import is_packed, last_number, starts, tokens
 from jaxformers.scan import Pair, linear_scan
 
 LECUN = nn.initializers.lecun_normal()
@@ -146,7 +146,6 @@ class Recurrence(nn.Module):
 
   activation: ClassVar[str] = "gelu_tanh"
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
-  has_segments: ClassVar[bool] = True  # The mask may be numbers.
 
   causal: bool = False
   glu: str = "full"
@@ -240,12 +239,19 @@ def short_convolution(
   # Store the last width - 1 tokens of each sample.
   lengths = tokens(mask).sum(1, dtype=jnp.int32)
   last = lengths[:, None] + jnp.arange(width - 1)[None]
-  remember(module, "past", jnp.take_along_axis(full, last[..., None], 1))
+  kept = jnp.take_along_axis(full, last[..., None], 1)
+  numbers = None
+  if is_packed(mask):
+    # Tokens of the cache belong to example 1; keep those of the last example.
+    numbers = jnp.pad(mask, ((0, 0), (width - 1, 0)), constant_values=1)
+    of_last = (
+      jnp.take_along_axis(numbers, last, 1) == last_number(mask)[:, None]
+    )
+    kept = jnp.where(of_last[..., None], kept, 0)
+  remember(module, "past", kept)
   # Sum the shifted tokens times the kernel.
   shifted = [full[:, k : k + n] for k in range(width)]
-  if is_packed(mask):
-    # Tokens of the cache belong to example 1.
-    numbers = jnp.pad(mask, ((0, 0), (width - 1, 0)), constant_values=1)
+  if numbers is not None:
     shifted = [
       jnp.where((numbers[:, k : k + n] == mask)[..., None], part, 0)
       for k, part in enumerate(shifted)

@@ -100,7 +100,6 @@ class S4D(Recurrence):
   """
 
   activation: ClassVar[str] = "gelu"
-  has_segments: ClassVar[bool] = False  # A convolution reads all tokens.
   has_resets: ClassVar[bool] = True  # The recurrence of the cache has resets.
   kinds: ClassVar[dict[str, str]] = {
     "log_A_real": EIGENVALUES,

@@ -68,6 +68,7 @@ class S5(Recurrence):
     causal, glu, dropout_rate, dtype: see `recurrence.Recurrence`.
   """
 
+  has_segments: ClassVar[bool] = True  # The mask may be numbers.
   kinds: ClassVar[dict[str, str]] = {
     "Lambda_re": EIGENVALUES,
     "Lambda_im": EIGENVALUES,
