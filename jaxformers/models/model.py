@@ -226,12 +226,11 @@ class Model(nn.Module):
     whose mixer or block cannot do so (`reads_packed`) read the examples in
     separate rows, which takes more time.
 
-    A causal model can continue from a state. The results for parts of a
-    sequence, each from the state after the part
-    before, equal the results for the whole sequence; a classifier returns the
-    logits of all tokens so far. Results and states are differentiable. A
-    recurrence has a state of a fixed size, and attention one of `max_len`
-    tokens; tokens beyond it are dropped.
+    A causal model can continue from a state. If each part of a sequence is read
+    from the state after the previous part, the results equal the results for
+    the whole sequence; a classifier returns the logits of all tokens so far.
+    Results and states are differentiable. A recurrence has a state of a fixed
+    size, and attention a state of `max_len` tokens; it drops later tokens.
 
     Args:
       variables: collections, such as `make_variables` returns them.
@@ -247,7 +246,8 @@ class Model(nn.Module):
       **options: `train`, and other arguments of Flax.
 
     Returns:
-      What Flax returns; with `return_state`, the pair of it and the state.
+      The outputs; with `mutable`, the pair of outputs and changed collections;
+      with `return_state`, the pair of this result and the state.
 
     Raises:
       UserError: with a state, for a model that is not causal, a mixer without a
@@ -623,16 +623,11 @@ def shapes(model: Model) -> Any:
 
 def packed_names() -> list[str]:
   """Returns the names of the models that read packed rows as they are."""
-  blocks = {
-    name
-    for name, variant in MODELS.items()
-    if getattr(BLOCKS[variant.block], "has_segments", False)
-  }
   return [
     name
     for name, variant in MODELS.items()
-    if name in blocks
-    and variant.mixer
+    if variant.mixer
+    and getattr(BLOCKS[variant.block], "has_segments", False)
     and getattr(MIXERS[variant.mixer], "has_segments", False)
   ]
 
