@@ -249,14 +249,16 @@ def short_convolution(
     )
     kept = jnp.where(of_last[..., None], kept, 0)
   remember(module, "past", kept)
+
+  def shifted(k: int) -> jax.Array:
+    part = full[:, k : k + n]
+    if numbers is None:
+      return part
+    is_mine = numbers[:, k : k + n] == mask
+    return jnp.where(is_mine[..., None], part, 0)
+
   # Sum the shifted tokens times the kernel.
-  shifted = [full[:, k : k + n] for k in range(width)]
-  if numbers is not None:
-    shifted = [
-      jnp.where((numbers[:, k : k + n] == mask)[..., None], part, 0)
-      for k, part in enumerate(shifted)
-    ]
-  taps = [kernel[k][None, None] * part for k, part in enumerate(shifted)]
+  taps = [kernel[k][None, None] * shifted(k) for k in range(width)]
   if not use_bias:
     return sum(taps[1:], taps[0])
   bias = module.param("conv_bias", nn.initializers.zeros, (d,)).astype(x.dtype)
