@@ -192,7 +192,7 @@ RECURRENCES = [
 
 
 @pytest.mark.parametrize(
-  "name", slow_except(("lru",), RECURRENCES, ("mamba", "s4d"))
+  "name", slow_except(("lru",), RECURRENCES, ("rglru", "s4d"))
 )
 def test_resets_empty_a_carried_state(name):
   positions = "sinusoid" if name == "lru" else "none"
@@ -202,7 +202,7 @@ def test_resets_empty_a_carried_state(name):
   params = start(model)
   tokens = np.random.default_rng(4).integers(1, 11, (2, 16))
   # Padding at the end of a window and within an episode, and before a reset.
-  tokens[0, [6, 7, 10]] = tokens[1, 12] = 0
+  tokens[0, [6, 7, 10]] = tokens[1, [7, 12]] = 0
   resets = np.zeros(tokens.shape, int)
   resets[0, [0, 9]] = resets[1, [3, 7, 13]] = 1
   state, windows = None, []

@@ -102,7 +102,7 @@ class RGLRU(nn.Module):
   def _is_first(self, mask: jax.Array) -> jax.Array:
     """Returns True for samples without a token in earlier calls, bool [b]."""
     before = recall(self, "count")
-    count_tokens(self, tokens(mask))
+    count_tokens(self, mask)
     return jnp.ones(len(mask), bool) if before is None else before == 0
 
   def _recur(
