@@ -87,7 +87,7 @@ def _order(column: str) -> int:
 
 
 def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-  """Returns a record with the cells of both; those of `new` count."""
+  """Returns a record with the cells of both; cells of `new` count."""
   joined = old | {"values": old["values"] | new["values"]}
   counts = [len(each["values"]) for each in (old, new)]
   minutes = old["minutes"] * counts[0] + new["minutes"] * counts[1]

@@ -4,7 +4,7 @@ python -m benchmarks.streams --out streams.json
 
 A language model of each recurrence reads a stream of random tokens. Models have
 two layers and d = 64. "error" is the greatest difference of the log
-probabilities of the first tokens from those of one call, "MB at" are the
+probabilities of the first tokens from the result of one call, "MB at" are the
 resident bytes of the process after a tenth of the tokens and at the end, and
 "state, bytes" is the size of the state.
 """
@@ -49,14 +49,14 @@ def measure(name: str, tokens: int) -> Row:
   params = {"params": drawn["params"]}
   ids = np.random.default_rng(0).integers(1, VOCABULARY, (1, tokens))
   compared = min(COMPARED, tokens)
-  whole = np.asarray(outputs(model, params, ids[:, :compared]))
+  wanted = np.asarray(outputs(model, params, ids[:, :compared]))
   # Parts of any lengths equal the whole.
   stream = Stream(model, params)
   cuts = [1, 3, 100, 1_500, 9_000]
   parts = np.split(ids[:, :compared], [k for k in cuts if k < compared], 1)
   got = np.concatenate([stream.feed(part) for part in parts], 1)
-  real = np.isfinite(whole)
-  error = float(np.abs(got[real] - whole[real]).max())
+  real = np.isfinite(wanted)
+  error = float(np.abs(got[real] - wanted[real]).max())
   # Read the whole stream, 4,096 tokens at a time.
   stream.reset()
   began, early = time.perf_counter(), 0

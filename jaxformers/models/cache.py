@@ -6,7 +6,7 @@ this way, token by token. Without `mutable=["cache"]` a model neither reads nor
 writes a cache.
 
 The cache is the state of `Model.apply` with `return_state`, which may also be
-carried from one training step to the next. What depends on parameters alone is
+carried from one training step to the next. What depends only on parameters is
 not a part of it: a loop with fixed parameters keeps such values in a second
 collection, `FIXED`.
 """
@@ -23,7 +23,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.models.segments import starts, tokens
 
 CACHE = "cache"
-FIXED = "fixed"  # Collection of values that depend on parameters alone.
+FIXED = "fixed"  # Collection of values that depend only on parameters.
 
 
 def is_decoding(module: nn.Module) -> bool:

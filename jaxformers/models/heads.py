@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -26,18 +25,6 @@ LECUN = nn.initializers.lecun_normal()  # Default initializer of nn.Dense.
 
 # Signature of a pool: (x [b, n, d], mask [b, n], padded_len) -> [b, d].
 Pool = Callable[[jax.Array, jax.Array, int], jax.Array]
-
-
-class Part(NamedTuple):
-  """Pool of the tokens of a part of each sequence.
-
-  Attributes:
-    pooled: result of the pool, [b, d]; 0 without tokens.
-    tokens: number of tokens, float32 [b, 1].
-  """
-
-  pooled: jax.Array
-  tokens: jax.Array
 
 
 @POOLS.register("max")
@@ -119,26 +106,26 @@ def first_two_tokens(
   return jnp.where(mask[:, :2, None], x[:, :2], 0).reshape(len(x), -1)
 
 
-def _mean_of_two(a: Part, b: Part) -> jax.Array:
-  total = a.tokens * a.pooled + b.tokens * b.pooled
-  return total / jnp.maximum(a.tokens + b.tokens, 1)
-
-
-# Results for two parts of a sequence, from the results for each part.
-_JOINS: dict[str, Callable[[Part, Part], jax.Array]] = {
-  "mean": _mean_of_two,
-  "padded_mean": lambda a, b: a.pooled + b.pooled,
-  "root_mean": lambda a, b: (
-    (jnp.sqrt(a.tokens) * a.pooled + jnp.sqrt(b.tokens) * b.pooled)
-    / jnp.sqrt(jnp.maximum(a.tokens + b.tokens, 1))
-  ),
-  "max": lambda a, b: jnp.where(
-    (a.tokens > 0) & (b.tokens > 0),
-    jnp.maximum(a.pooled, b.pooled),
-    a.pooled + b.pooled,
-  ),
-  "first": lambda a, b: jnp.where(a.tokens > 0, a.pooled, b.pooled),
+# Factors of the mean over the tokens, from their number and `padded_len`.
+_FACTORS: dict[str, Callable[[jax.Array, int], jax.Array]] = {
+  "mean": lambda count, _: jnp.ones_like(count),
+  "padded_mean": lambda count, padded_len: count / padded_len,
+  "root_mean": lambda count, _: jnp.sqrt(count),
 }
+
+
+def _scale(
+  total: jax.Array, count: jax.Array, name: str, padded_len: int
+) -> jax.Array:
+  """Returns a pool in `_FACTORS` from the sum of the tokens, [b, d].
+
+  Args:
+    total: sum of the tokens, [b, d].
+    count: number of the tokens, float32 [b, 1].
+    name: name of the pool.
+    padded_len: divisor of "padded_mean".
+  """
+  return total / jnp.maximum(count, 1) * _FACTORS[name](count, padded_len)
 
 
 def pool_so_far(
@@ -156,24 +143,26 @@ def pool_so_far(
   Raises:
     UserError: when continuing from a cache with a pool that cannot.
   """
-  pooled = POOLS[name](x, mask, padded_len)
   if not is_decoding(module):
-    return pooled
-  join = _JOINS[choose("pool of a model with a state", name, _JOINS)]
-  part = Part(pooled, mask.sum(1, dtype=jnp.float32)[:, None])
+    return POOLS[name](x, mask, padded_len)
+  choose("pool of a model with a state", name, (*_FACTORS, "max", "first"))
+  count = mask.sum(1, dtype=jnp.float32)[:, None]
+  # Means are kept as sums.
+  is_mean = name in _FACTORS
+  value = masked_mean(x, mask) * count if is_mean else POOLS[name](x, mask, 0)
   before = recall(module, "pooled")
   if before is not None:
-    part = Part(join(Part(*before), part), before[1] + part.tokens)
-  remember(module, "pooled", tuple(part))
-  return part.pooled
-
-
-# Factors of the mean, from the number of tokens and `padded_len`.
-_OF_MEAN: dict[str, Callable[[jax.Array, int], jax.Array]] = {
-  "mean": lambda count, _: jnp.ones_like(count),
-  "padded_mean": lambda count, padded_len: count / padded_len,
-  "root_mean": lambda count, _: jnp.sqrt(count),
-}
+    earlier, earlier_count = before
+    if is_mean:
+      value = earlier + value
+    else:
+      # Without tokens in one of the parts, the other one counts.
+      both = jnp.maximum(earlier, value) if name == "max" else earlier
+      value = jnp.where(count > 0, value, earlier)
+      value = jnp.where((earlier_count > 0) & (count > 0), both, value)
+    count = earlier_count + count
+  remember(module, "pooled", (value, count))
+  return _scale(value, count, name, padded_len) if is_mean else value
 
 
 def pool_examples(
@@ -191,7 +180,7 @@ def pool_examples(
   Returns:
     The results, [b most, d], and True for examples with tokens, [b most, 1].
   """
-  if name not in _OF_MEAN:
+  if name not in _FACTORS:
     x, mask = (unpack(packed, a) for a in (x, mask))
     return POOLS[name](x, mask, padded_len), mask.any(1, keepdims=True)
   # Sum the tokens of each example by one product, [b, most, n] x [b, n, d].
@@ -201,8 +190,7 @@ def pool_examples(
   total = jnp.matmul(is_mine, x, precision=jax.lax.Precision.HIGHEST)
   total = total.reshape(-1, x.shape[-1])
   count = is_mine.sum(-1).reshape(-1, 1)
-  mean = total / jnp.maximum(count, 1)
-  return mean * _OF_MEAN[name](count, padded_len), count > 0
+  return _scale(total, count, name, padded_len), count > 0
 
 
 @INTERACTIONS.register("concat")

@@ -38,9 +38,9 @@ from jaxformers.models.mixers.convolution import (
   to_front,
 )
 from jaxformers.models.norm import RUNNING
-from jaxformers.models.segments import Packed, repack, unpack
+from jaxformers.models.segments import Packed, check_sizes, repack, unpack
 from jaxformers.models.segments import make as make_packed
-from jaxformers.models.variants import MODELS
+from jaxformers.models.variants import MODELS, Variant
 
 Make = functools.partial[Any]
 # Classes of models, by objective. The file of a class registers it.
@@ -257,8 +257,9 @@ class Model(nn.Module):
     has_state = initial_state is not None or return_state
     if segments is not None:
       packed = make_packed(segments, sizes)
-      self._check_packed(packed, np.shape(args[0]), has_state=has_state)
-      if not self.reads_packed(has_state=has_state):
+      packs = self.reads_packed(has_state=has_state)
+      self._check_packed(packed, np.shape(args[0]), packs, has_state)
+      if not packs:
         options["mutable"] = mutable
         return self._apply_unpacked(variables, packed, args, options)
       options["packed"] = packed
@@ -287,23 +288,31 @@ class Model(nn.Module):
       has_state: True for a call that continues from a state.
     """
     config = self.config
-    mixer = MIXERS[config.variant.mixer] if config.variant.mixer else None
-    is_whole = config.mixer_options().get("feat_scale") if mixer else True
-    has_resets = has_state and getattr(mixer, "has_resets", False)
+    traits = ("has_segments", "has_resets") if has_state else ("has_segments",)
     return (
       self.takes_packed
       and not (config.coupled or config.cls or config.separator)
-      and not is_whole
-      and getattr(BLOCKS[config.block_name], "has_segments", False)
-      and (getattr(mixer, "has_segments", False) or has_resets)
+      and _takes_numbers(config.variant, traits)
+      and not config.mixer_options().get("feat_scale")
     )
 
   @nn.nowrap
   def _check_packed(
-    self, packed: Packed, shape: tuple[int, ...], *, has_state: bool
+    self,
+    packed: Packed,
+    shape: tuple[int, ...],
+    packs: bool,
+    has_state: bool,
   ) -> None:
-    """Raises UserError for rows or models that do not fit each other."""
-    config, packs = self.config, self.reads_packed(has_state=has_state)
+    """Raises UserError for rows that do not fit the model or its inputs.
+
+    Args:
+      packed: examples of the rows.
+      shape: shape of the inputs.
+      packs: result of `reads_packed`.
+      has_state: True for a call that continues from a state.
+    """
+    config = self.config
     if config.num_inputs > 1 or config.image:
       raise UserError(
         "Rows of packed examples have one sequence each, but this model reads "
@@ -324,8 +333,8 @@ class Model(nn.Module):
         "pool='all_mean' counts padding, which packed rows do not have: "
         "choose another pool, such as 'mean'."
       )
-    if self.is_pooled and packs and not packed.most:
-      unpack(packed, packed.numbers)  # Raises: the sizes are unknown.
+    if self.is_pooled:
+      check_sizes(packed)
     if has_state and (self.is_pooled or not packs):
       raise UserError(
         f"The model {config.name!r} cannot continue from a state in packed "
@@ -355,8 +364,8 @@ class Model(nn.Module):
     }
     options = {**options, **more}
     result = super().apply(variables, *inputs, **options)
-    whole: Any = result if options["mutable"] is not False else (result,)
-    y, *changed = whole
+    pair: Any = result if options["mutable"] is not False else (result,)
+    y, *changed = pair
     if self.is_pooled:
       y = y.reshape(len(packed.numbers), packed.most, *y.shape[1:])
     elif y.shape[1:2] == (packed.longest,):
@@ -626,10 +635,21 @@ def packed_names() -> list[str]:
   return [
     name
     for name, variant in MODELS.items()
-    if variant.mixer
-    and getattr(BLOCKS[variant.block], "has_segments", False)
-    and getattr(MIXERS[variant.mixer], "has_segments", False)
+    if _takes_numbers(variant, ("has_segments",))
   ]
+
+
+def _takes_numbers(variant: Variant, traits: Sequence[str]) -> bool:
+  """Returns True if a block and its mixer take numbers in place of the mask.
+
+  Args:
+    variant: block and mixer.
+    traits: attributes of the mixer, one of which must be True.
+  """
+  mixer = MIXERS[variant.mixer] if variant.mixer else None
+  return getattr(BLOCKS[variant.block], "has_segments", False) and any(
+    getattr(mixer, trait, False) for trait in traits
+  )
 
 
 def has_statistics(model: Model) -> bool:

@@ -109,12 +109,26 @@ def last_number(mask: jax.Array) -> jax.Array:
   return jnp.maximum(jnp.abs(mask).max(1), 1)
 
 
-def places(mask: jax.Array) -> jax.Array:
+def scan_options(mask: jax.Array, *, reverse: bool = False) -> dict[str, Any]:
+  """Returns `mask` and `resets`, the options of a scan; see `starts`."""
+  return {"mask": tokens(mask), "resets": starts(mask, reverse=reverse)}
+
+
+def places(numbers: jax.Array) -> jax.Array:
   """Returns the position of each token in its example, int32 [b, n], from 0."""
-  index = jnp.arange(mask.shape[1], dtype=jnp.int32)[None]
-  begins = starts(mask)
-  first = jnp.where(begins, index, 0) if begins is not None else 0 * index
-  return index - jax.lax.cummax(first, axis=1)
+  index = jnp.arange(numbers.shape[1], dtype=jnp.int32)[None]
+  begins: Any = starts(numbers)
+  return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+
+
+def check_sizes(packed: Packed) -> None:
+  """Raises UserError for examples of unknown sizes."""
+  if not packed.most:
+    raise UserError(
+      "Inside a compiled function, the packed rows of this model need "
+      "sizes=(most, longest): the greatest number of examples of a row, and of "
+      "tokens of an example."
+    )
 
 
 def unpack(packed: Packed, x: jax.Array) -> jax.Array:
@@ -130,12 +144,7 @@ def unpack(packed: Packed, x: jax.Array) -> jax.Array:
   Raises:
     UserError: for examples of unknown sizes.
   """
-  if not packed.most:
-    raise UserError(
-      "Inside a compiled function, the packed rows of this model need "
-      "sizes=(most, longest): the greatest number of examples of a row, and of "
-      "tokens of an example."
-    )
+  check_sizes(packed)
   index, is_token = _index(packed)
   flat = index.reshape(len(index), -1)
   taken = jnp.take_along_axis(

@@ -61,16 +61,20 @@ class TokenClassifier(Model):
 
   takes_packed = True
 
+  @property
+  def has_bottleneck(self) -> bool:
+    """True if all labels are computed from the state of the last token."""
+    return bool(self.config.head.get("bottleneck", False))
+
   @nn.nowrap
   def reads_packed(self, *, has_state: bool = False) -> bool:
     """Returns False if the labels depend on the last token; see `Model`."""
-    is_split = self.config.head.get("bottleneck", False)
-    return not is_split and super().reads_packed(has_state=has_state)
+    return not self.has_bottleneck and super().reads_packed(has_state=has_state)
 
   @nn.nowrap
   def check_causal(self) -> None:
     """Raises UserError also if all labels depend on the last token."""
-    if self.config.head.get("bottleneck", False):
+    if self.has_bottleneck:
       raise UserError(
         "head.bottleneck=True reads the last token of a sequence, which parts "
         "of it do not have: remove it to carry states."
@@ -82,7 +86,7 @@ class TokenClassifier(Model):
     self, inputs: jax.Array, *, train: bool, packed: Packed | None = None
   ) -> jax.Array:
     x = self.encode_tokens(inputs, train=train, packed=packed)
-    if self.config.head.get("bottleneck", False):
+    if self.has_bottleneck:
       mask = self.mask(inputs)[:, self.config.cls :]
       x = Bottleneck(name="head")(x, mask)
     init, width = kernel_init(0.02), self.config.num_classes

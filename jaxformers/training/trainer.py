@@ -131,8 +131,8 @@ class Trainer:
         f"config.packing=True cannot split rows over {SEQUENCE!r}: remove one "
         "of the two."
       )
-    lengths = np.sort(np.minimum(train.lengths(), self.task.max_len))
-    if lengths[:2].sum() > self.task.max_len:
+    lengths = train.lengths()
+    if np.sort(lengths)[:2].sum() > self.task.max_len:
       raise UserError(
         f"config.packing=True: no two examples of this task fit into a row of "
         f"{self.task.max_len} tokens. Remove it."
@@ -232,13 +232,9 @@ class Trainer:
     """
     split, size = self.task.splits["train"], self.run.config.batch_size
     if self.packing:
-      most, lengths = self.packing.length, split.lengths()
-      batches = [self.order(step) for step in range(PLANNED)]
-      rows = [
-        len(self.packing.deal(np.minimum(lengths[batch], most)))
-        for batch in batches
-      ]
-      return batches[int(np.argmax(rows))]
+      lengths, deal = split.lengths(), self.packing.deal
+      batches = (self.order(step) for step in range(PLANNED))
+      return max(batches, key=lambda batch: len(deal(lengths[batch])))
     indices = np.arange(size) % len(split)
     indices[0] = np.argmax(split.lengths())
     return indices
@@ -294,8 +290,6 @@ class Trainer:
     """
     size = self.run.config.batch_size
     is_injective = layers_of(self.model.stacks()["encoder"]) is not None
-    if self.run.config.packing:
-      return 1
     if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
       return 1
     if self.run.objective.sees_batch:

@@ -128,16 +128,7 @@ def test_other_collections_come_beside_the_state():
 
 
 def test_a_state_holds_nothing_of_the_parameters():
-  model = models.build(
-    "certified_s4d",
-    vocab_size=11,
-    max_len=N,
-    num_classes=3,
-    d_model=8,
-    num_layers=1,
-    positions="none",
-    mixer={"causal": True, "state_size": 4},
-  )
+  model = classifier("mean", name="certified_s4d", state_size=4)
   params = start(model)
   _, state = model.apply(
     {"params": params}, IDS, train=False, return_state=True

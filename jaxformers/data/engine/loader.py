@@ -198,9 +198,9 @@ class Loader:
     rows = packing.deal(lengths)
     count = len(rows) // self.num_processes
     first = self.process * count
-    mine = rows[first : first + count]
+    rows = rows[first : first + count]
     # Read the examples of these rows, padded to the longest of them.
-    places = np.array([k for row in mine for k in row], np.int64)
+    places = np.array([k for row in rows for k in row], np.int64)
     if not len(places):
       places = np.zeros(1, np.int64)  # For the types of the fields.
     row_key = None if key is None else (*key, first)
@@ -209,8 +209,8 @@ class Loader:
     fields = {"weights": np.ones(len(places), np.float32)} | fields
     # Number the examples by their places in `fields`.
     number = {int(k): i for i, k in enumerate(places)}
-    renamed = [[number[k] for k in row] for row in mine]
-    return packing.batch(renamed, lengths[places], fields)
+    rows = [[number[k] for k in row] for row in rows]
+    return packing.batch(rows, lengths[places], fields)
 
   def _rows(
     self,

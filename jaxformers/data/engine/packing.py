@@ -31,7 +31,7 @@ class Packing:
     """Returns the examples of each row: first fit, the longest ones first.
 
     Args:
-      lengths: number of tokens of every example, at most `length`.
+      lengths: number of tokens of every example; longer ones are cut.
 
     Returns:
       Numbers of examples, and empty lists up to a multiple of `unit`.
@@ -39,7 +39,7 @@ class Packing:
     rows: list[list[int]] = []
     free: list[int] = []
     for example in np.argsort(-lengths, kind="stable").tolist():
-      size = int(lengths[example])
+      size = min(int(lengths[example]), self.length)
       fits = (
         k
         for k, row in enumerate(rows)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxformers.foundations import platforms
 from jaxformers.models import parallel
 from jaxformers.models.mixers.state_space import exponential
-from jaxformers.models.segments import is_packed, tokens
+from jaxformers.models.segments import is_packed, last_number, tokens
 from jaxformers.scan import Pair, times
 
 
@@ -124,8 +124,7 @@ def numbers_to_front(numbers: jax.Array, mask: jax.Array) -> jax.Array:
     mask: mask or numbers of the tokens, [b, n].
   """
   moved = to_front(numbers[..., None], mask)[..., 0]
-  last = jnp.abs(numbers).max(1, keepdims=True)
-  return jnp.where(moved == 0, -last, moved)
+  return jnp.where(moved == 0, -last_number(numbers)[:, None], moved)
 
 
 def move_back(y: jax.Array, mask: jax.Array) -> jax.Array:

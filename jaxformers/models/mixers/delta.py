@@ -95,8 +95,8 @@ class Delta(MatrixState):
     signed: True for strengths b from 0 to 2, so that the eigenvalues are from
       -1 to 1; False for strengths from 0 to 1.
     reflect: True to fix the strengths at b = 2 / |k|^2, for both values of
-      `signed`.
-      The factors of the state are then orthogonal if `forget` is False.
+      `signed`. The factors of the state are then orthogonal if `forget` is
+      False.
     forget: True for a decay a_t of the state, which depends on the token.
     head_dim: width K of a head; 0 for d / num_heads, rounded down.
     expansion: ratio of the width of values to the width of keys.

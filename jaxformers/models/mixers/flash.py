@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -120,7 +121,7 @@ def _merge(x: jax.Array, n: int) -> jax.Array:
 def _scan_blocks(
   step: Callable[..., Any],
   carry: Any,
-  tokens: tuple[jax.Array, ...],
+  tokens: tuple[Any, ...],
   turn: jax.Array | int,
   *,
   causal: bool,
@@ -131,7 +132,7 @@ def _scan_blocks(
     step: function of a carry, a `Block` and the tokens of the block; returns
       the next carry and an output.
     carry: first carry.
-    tokens: arrays of all queries, each [..., n, e].
+    tokens: arrays of all queries, each [..., n, e], or None.
     turn: index of the sample and head of this scan; 0 if they are batch axes.
     causal: True to scan each quarter of the queries separately, with only the
       keys up to the end of the quarter.
@@ -142,7 +143,7 @@ def _scan_blocks(
   # Cut the queries into blocks, and the blocks into quarters if causal.
   n = tokens[0].shape[-2]
   blocks = -(-n // BLOCK)
-  arrays = tuple(_split(x) for x in tokens)
+  arrays = jax.tree.map(_split, tokens)
   quarters = sorted({blocks * i // 4 for i in range(5)})
   outputs = []
   for first, last in itertools.pairwise(quarters if causal else (0, blocks)):
@@ -154,7 +155,8 @@ def _scan_blocks(
       return step(carry, Block(turn * blocks + i, i * BLOCK, count), *block)
 
     numbers = jnp.arange(first, last)
-    part = (numbers, *(a[first:last] for a in arrays))
+    rows = slice(first, last)
+    part = (numbers, *jax.tree.map(operator.itemgetter(rows), arrays))
     carry, output = jax.lax.scan(body, carry, part)
     outputs.append(output)
   return carry, jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
@@ -206,7 +208,7 @@ def attend(
   Args:
     q, k, v: queries, keys and values, [b, h, n, e].
     mask: bool [b, n], True at tokens; or numbers of packed rows, in which a
-      query sees the keys of its own example.
+      query sees the keys of the same example.
     dropout: dropout of the weights.
     form: options of the weights.
 
@@ -305,10 +307,10 @@ def _forward(
   mask: jax.Array,
 ) -> tuple[jax.Array, Any]:
   def step(
-    _: None, block: Block, q: jax.Array, *numbers: jax.Array
+    _: None, block: Block, q: jax.Array, numbers: jax.Array | None
   ) -> tuple[None, Any]:
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
-    seen = block.seen(mask, *(numbers or (None,)), causal=form.causal)
+    seen = block.seen(mask, numbers, causal=form.causal)
     scores = form.scores(q, keys, seen)
     # Subtract the maximum; divide the sums instead of the weights.
     top = form.top(scores)
@@ -318,15 +320,15 @@ def _forward(
     y = _sum_values(weights, values) * inverse
     return None, (y.astype(v.dtype), top, inverse)
 
-  rows = (q, *_numbers(mask))
+  rows = (q, _numbers(mask))
   _, outputs = _scan_blocks(step, None, rows, turn, causal=form.causal)
   outputs = tuple(_merge(a, q.shape[-2]) for a in outputs)
   return outputs[0], (turn, dropout, q, k, v, mask, *outputs)
 
 
-def _numbers(mask: jax.Array) -> tuple[jax.Array, ...]:
-  """Returns the numbers of the queries of packed rows, [..., n, 1], if any."""
-  return (jnp.abs(mask)[..., None],) if is_packed(mask) else ()
+def _numbers(mask: jax.Array) -> jax.Array | None:
+  """Returns the numbers of packed rows, [..., n, 1]; None for a mask."""
+  return jnp.abs(mask)[..., None] if is_packed(mask) else None
 
 
 def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -351,12 +353,12 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   def step(
     carry: tuple[jax.Array, jax.Array],
     block: Block,
-    *rows: jax.Array,
+    *rows: Any,
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    (dk, dv), (q, g, mean, top, inverse, *numbers) = carry, rows
+    (dk, dv), (q, g, mean, top, inverse, numbers) = carry, rows
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
     # Recompute the weights.
-    seen = block.seen(mask, *(numbers or (None,)), causal=form.causal)
+    seen = block.seen(mask, numbers, causal=form.causal)
     scores = form.scores(q, keys, seen)
     weights = exp_below_one(scores - top) * inverse
     drop = dropout.fold(block.number)
@@ -376,7 +378,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     jnp.zeros((*a.shape[:-2], a.shape[-1], n), top.dtype) for a in (k, v)
   )
   # Padded queries add nothing, since their rows and their gradients g are 0.
-  rows = (q, g, mean, top, inverse, *_numbers(mask))
+  rows = (q, g, mean, top, inverse, _numbers(mask))
   (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
   return (

@@ -27,7 +27,7 @@ from jaxformers.models.mixers.recurrence import (
 from jaxformers.models.mixers.state_space import softplus_steps
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
-from jaxformers.models.segments import starts, tokens
+from jaxformers.models.segments import scan_options
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
@@ -128,27 +128,26 @@ class Mamba(nn.Module):
     if state is None:
       state = jnp.zeros((u.shape[0], inner, size), step.dtype)
     b, c = gates[..., rank : rank + size], gates[..., rank + size :]
-    begins = starts(mask)
-    flags = [tokens(mask), *([] if begins is None else [begins])]
-    arrays = [wide(u), step, wide(b), wide(c), *(f[..., None] for f in flags)]
+    arrays = (wide(u), step, wide(b), wide(c), scan_options(mask))
 
     # Run the recurrence over one part of the tokens.
     @jax.checkpoint
     def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
-      u, step, b, c, mask, *begins = part
+      u, step, b, c, flags = part
       states, last = linear_scan(
         decay(step[..., None] * a[None, None], signed=self.signed),
         (step * u)[..., None] * b[:, :, None],
-        mask=mask[..., 0],
-        resets=begins[0][..., 0] if begins else None,
         initial=state,
+        **flags,
       )
       return last, jnp.einsum("bnds,bns->bnd", states, c)
 
     # Scan over the parts; the tokens that pad the last part are masked.
     length = min(PART, n)
-    parts = [jnp.moveaxis(split(array, length, 1), 1, 0) for array in arrays]
-    state, y = jax.lax.scan(run_part, state, tuple(parts))
+    parts = jax.tree.map(
+      lambda a: jnp.moveaxis(split(a, length, 1), 1, 0), arrays
+    )
+    state, y = jax.lax.scan(run_part, state, parts)
     remember(self, "state", state)
     # Join the parts, and add D u_t.
     y = jnp.moveaxis(y, 0, 1).reshape(u.shape[0], -1, inner)[:, :n]

@@ -19,7 +19,7 @@ from jaxformers.models.mixers.convolution import (
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.mixers.state_space import softplus_steps
 from jaxformers.models.reductions import wide
-from jaxformers.models.segments import starts, tokens
+from jaxformers.models.segments import scan_options
 
 EPSILON = 1e-5  # Added to the mean square of the outputs of a head.
 STEPS = (1e-3, 0.1)  # Range of the initial steps of a decay.
@@ -130,18 +130,14 @@ class MatrixState(nn.Module):
       mask: mask or numbers of the tokens, at the front, [b, n].
       **options: other options of `matrix_scan`.
     """
-    arrays = (q, k, wide(v))
-    options["mask"] = tokens(mask)
+    v, initial = wide(v), recall(self, "state")
     y, last = matrix_scan(
-      *arrays,
-      resets=starts(mask),
-      initial=recall(self, "state"),
-      **options,
+      q, k, v, initial=initial, **scan_options(mask), **options
     )
     remember(self, "state", last)
     if not self.causal:
-      resets = starts(mask, reverse=True)
-      y = y + matrix_scan(*arrays, resets=resets, reverse=True, **options)[0]
+      options |= scan_options(mask, reverse=True)
+      y = y + matrix_scan(q, k, v, reverse=True, **options)[0]
     return y
 
   def normalize(self, y: jax.Array) -> jax.Array:

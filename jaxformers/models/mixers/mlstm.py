@@ -20,7 +20,7 @@ from jaxformers.models.mixers.recurrence import (
 )
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
-from jaxformers.models.segments import starts, tokens
+from jaxformers.models.segments import scan_options, tokens
 from jaxformers.models.variants import MODELS, Variant
 
 CONV_WIDTH = 4  # Tokens that the convolution before the recurrence reads.
@@ -113,17 +113,18 @@ class MLSTM(MatrixState):
       top = jnp.zeros_like(log_i[:, 0])
 
     def run(*, reverse: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-      resets = starts(mask, reverse=reverse)
-      tops, before = _stabilise(log_f, log_i, top, resets, reverse=reverse)
+      flags = scan_options(mask, reverse=reverse)
+      tops, before = _stabilise(
+        log_f, log_i, top, flags["resets"], reverse=reverse
+      )
       y, last = matrix_scan(
         q,
         k * jnp.exp(log_i - tops)[..., None],
         v,
         log_decay=log_f + before - tops,
-        mask=is_token,
-        resets=resets,
         initial=recall(self, "state"),
         reverse=reverse,
+        **flags,
       )
       divisor = jnp.maximum(jnp.abs(y[..., -1:]), jnp.exp(-tops)[..., None])
       return y[..., :-1] / (divisor + SMALLEST_DIVISOR), last, tops[:, -1]

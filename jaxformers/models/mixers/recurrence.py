@@ -16,7 +16,12 @@ from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.mixer import MIXERS, kernel_init, names_with_step
 from jaxformers.models.parallel import dot_general, product
-from jaxformers.models.segments import is_packed, last_number, starts, tokens
+from jaxformers.models.segments import (
+  is_packed,
+  last_number,
+  scan_options,
+  tokens,
+)
 from jaxformers.scan import Pair, linear_scan
 
 LECUN = nn.initializers.lecun_normal()
@@ -67,17 +72,13 @@ def run(
   # Run the recurrence forwards, and also backwards if not causal.
   initial = recall(module, "state")
   states, last = linear_scan(
-    system.a, drive, mask=tokens(mask), resets=starts(mask), initial=initial
+    system.a, drive, initial=initial, **scan_options(mask)
   )
   remember(module, "state", last)
   parts = [*states]
   if not causal:
     states, _ = linear_scan(
-      system.a,
-      drive,
-      mask=tokens(mask),
-      resets=starts(mask, reverse=True),
-      reverse=True,
+      system.a, drive, reverse=True, **scan_options(mask, reverse=True)
     )
     parts += states
   # Re(C h) = Re(C) Re(h) - Im(C) Im(h), in one product.
@@ -242,7 +243,7 @@ def short_convolution(
   kept = jnp.take_along_axis(full, last[..., None], 1)
   numbers = None
   if is_packed(mask):
-    # Tokens of the cache belong to example 1; keep those of the last example.
+    # Tokens of the cache belong to example 1; keep tokens of the last one.
     numbers = jnp.pad(mask, ((0, 0), (width - 1, 0)), constant_values=1)
     of_last = (
       jnp.take_along_axis(numbers, last, 1) == last_number(mask)[:, None]

@@ -26,7 +26,7 @@ from jaxformers.models.mixers.recurrence import (
   short_convolution,
 )
 from jaxformers.models.reductions import wide
-from jaxformers.models.segments import starts, tokens
+from jaxformers.models.segments import scan_options, starts, tokens
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
@@ -130,9 +130,8 @@ class RGLRU(nn.Module):
     states, last = linear_scan(
       decay(log_a, signed=self.signed),
       root * enter * wider,
-      mask=tokens(mask),
-      resets=starts(mask),
       initial=recall(self, "state"),
+      **scan_options(mask),
     )
     remember(self, "state", last)
     return states.astype(u.dtype)

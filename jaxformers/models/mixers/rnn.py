@@ -18,7 +18,7 @@ from jaxformers.models.mixers.convolution import (
 )
 from jaxformers.models.mixers.recurrence import dense
 from jaxformers.models.reductions import wide
-from jaxformers.models.segments import starts, tokens
+from jaxformers.models.segments import scan_options
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import linear_scan
 
@@ -71,14 +71,14 @@ class RNN(nn.Module):
     check_causal(self, causal=self.causal)
     # Move the tokens before the padding.
     front = to_front(x.astype(self.dtype), mask)
-    is_token = front_mask(mask)
-    states, last = self.recur(front, is_token, recall(self, "state"))
+    places, mask = mask, front_mask(mask)
+    states, last = self.recur(front, mask, recall(self, "state"))
     remember(self, "state", last)
     if not self.causal:
-      behind, _ = self.recur(front, is_token, None, reverse=True)
+      behind, _ = self.recur(front, mask, None, reverse=True)
       states = jnp.concatenate([states, behind], -1)
     y = dense(states, x.shape[-1], "output", dtype=self.dtype)
-    return move_back(y, mask), carry
+    return move_back(y, places), carry
 
   def recur(
     self, x: jax.Array, mask: jax.Array, initial: Any, *, reverse: bool = False
@@ -129,8 +129,8 @@ class _Cell(RNN):
       out_axes=1,
       reverse=reverse,
     )
-    flags = (tokens(mask), starts(mask, reverse=reverse))
-    last, states = run(cell, initial, (x, *flags))
+    flags = scan_options(mask, reverse=reverse)
+    last, states = run(cell, initial, (x, flags["mask"], flags["resets"]))
     return states.astype(dtype), last
 
 
@@ -179,9 +179,8 @@ class MinGRU(RNN):
     states, last = linear_scan(
       jax.nn.sigmoid(-gate),
       jax.nn.sigmoid(gate) * new,
-      mask=tokens(mask),
-      resets=starts(mask, reverse=reverse),
       initial=initial,
       reverse=reverse,
+      **scan_options(mask, reverse=reverse),
     )
     return states.astype(x.dtype), last

@@ -43,7 +43,7 @@ from jaxformers.models.mixers.state_space import (
 )
 from jaxformers.models.parallel import product
 from jaxformers.models.reductions import wide
-from jaxformers.models.segments import starts, tokens
+from jaxformers.models.segments import scan_options
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import ALWAYS, MODELS, Variant
 from jaxformers.scan import Pair, linear_scan, times
@@ -287,9 +287,8 @@ class S4D(Recurrence):
     states, last = linear_scan(
       exponential(log),
       drive,
-      mask=tokens(mask),
-      resets=starts(mask),
       initial=recall(self, "state"),
+      **scan_options(mask),
     )
     remember(self, "state", last)
     return states.real.sum(-1)

@@ -72,7 +72,7 @@ def seen_keys(mask: jax.Array, causal: bool) -> jax.Array:
 
   Args:
     mask: mask or numbers of packed rows, [b, n]; with numbers, the result is
-      [b, 1, n, n], and a query sees the keys of its own example.
+      [b, 1, n, n], and a query sees the keys of the same example.
     causal: True if a query sees only keys up to its own.
   """
   seen = tokens(mask)[:, None, None]
