@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry, call, unknown
+from jaxformers.models import step_sizes as steps
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.invertible import layers_of, model_names
 from jaxformers.models.cache import CACHE
@@ -215,10 +216,11 @@ class Model(nn.Module):
     return_state: bool = False,
     segments: Any = None,
     sizes: tuple[int, int] | None = None,
+    step_sizes: Any = None,
     mutable: Any = False,
     **options: Any,
   ) -> Any:
-    """Applies the model to inputs, to packed rows, or from a state.
+    """Applies the model to inputs; to packed rows; from a state; at times.
 
     Packed rows have several examples behind each other. Every example has the
     same result as in a separate row: states and positions begin again, a token
@@ -232,6 +234,11 @@ class Model(nn.Module):
     Results and states are differentiable. A recurrence has a state of a fixed
     size, and attention a state of `max_len` tokens; it drops later tokens.
 
+    Step sizes are how long each token lasts: a token of size s acts on a state
+    as s equal tokens. Only state-space models (`MIXERS[...].has_step_sizes`)
+    have them. In Mamba they multiply the steps that it computes from tokens,
+    after its convolution of tokens.
+
     Args:
       variables: collections, such as `make_variables` returns them.
       *args: inputs.
@@ -242,6 +249,8 @@ class Model(nn.Module):
         it, so that 1 + resets.cumsum(1) empties the state at resets.
       sizes: greatest number of examples of a row, and of tokens of an example;
         None to read them from `segments`, which a compiled function cannot.
+      step_sizes: step size of each token, float [b, n], at least 0; None for 1.
+        Sizes at padding have no effect. The results are differentiable in them.
       mutable: collections that change, as in Flax.
       **options: `train`, and other arguments of Flax.
 
@@ -252,17 +261,24 @@ class Model(nn.Module):
     Raises:
       UserError: with a state, for a model that is not causal, a mixer without a
         cache, or a pool that needs the whole sequence; with segments, for
-        pairs, images, or numbers in another order.
+        pairs, images, or numbers in another order; with step sizes, for a
+        model without them, another shape, and negative numbers.
     """
     has_state = initial_state is not None or return_state
+    if step_sizes is not None:
+      step_sizes = self._check_step_sizes(step_sizes, args[0])
     if segments is not None:
       packed = make_packed(segments, sizes)
       packs = self.reads_packed(has_state=has_state)
       self._check_packed(packed, np.shape(args[0]), packs, has_state)
       if not packs:
         options["mutable"] = mutable
+        options["step_sizes"] = step_sizes
         return self._apply_unpacked(variables, packed, args, options)
       options["packed"] = packed
+    if step_sizes is not None:
+      sizes_of_mixers = self._place_step_sizes(step_sizes, args[0])
+      variables = {**variables, **sizes_of_mixers}
     if not has_state:
       return super().apply(variables, *args, mutable=mutable, **options)
     self.check_causal()
@@ -276,6 +292,7 @@ class Model(nn.Module):
       variables, *args, mutable=changing, **options
     )
     changed = dict(changed)
+    changed.pop(steps.STEP_SIZES, None)
     state = changed.pop(CACHE, {})
     result = (result, changed) if mutable is not False else result
     return (result, state) if return_state else result
@@ -348,6 +365,36 @@ class Model(nn.Module):
       )
 
   @nn.nowrap
+  def _check_step_sizes(self, sizes: Any, inputs: Any) -> jax.Array:
+    """Returns the step sizes [b, n], if they suit the model and its inputs."""
+    config = self.config
+    if config.coupled or not _has_step_sizes(config.variant):
+      names = [n for n in MODELS if _has_step_sizes(MODELS[n])]
+      coupled = " with coupled=True" if config.coupled else ""
+      raise UserError(
+        f"The model {config.name!r}{coupled} has no step sizes: choose one of "
+        f"{', '.join(names)}, or leave out step_sizes."
+      )
+    shape = np.shape(inputs)
+    if config.num_inputs > 1 or config.image:
+      raise UserError(
+        f"Inputs of the shape {shape} are pairs or images, which have no step "
+        "sizes: leave out step_sizes."
+      )
+    return steps.check(sizes, shape[:2])
+
+  @nn.nowrap
+  def _place_step_sizes(self, sizes: jax.Array, inputs: Any) -> dict[str, Any]:
+    """Returns the step sizes as variables of the mixers."""
+    config = self.config
+    if self._closes_holes:
+      mask = jnp.asarray(inputs) > 0
+      sizes = to_front(sizes[..., None], mask)[..., 0]
+    # Prepended tokens have the size 1.
+    sizes = jnp.pad(sizes, ((0, 0), (config.cls, 0)), constant_values=1)
+    return steps.collection(sizes, config.num_layers)
+
+  @nn.nowrap
   def _apply_unpacked(
     self,
     variables: Mapping[str, Any],
@@ -360,10 +407,10 @@ class Model(nn.Module):
     more = {
       name: unpack(packed, jnp.asarray(array))
       for name, array in options.items()
-      if name in ("targets", "weights") and array is not None
+      if name in ("targets", "weights", "step_sizes") and array is not None
     }
     options = {**options, **more}
-    result = super().apply(variables, *inputs, **options)
+    result = self.apply(variables, *inputs, **options)
     pair: Any = result if options["mutable"] is not False else (result,)
     y, *changed = pair
     if self.is_pooled:
@@ -459,6 +506,11 @@ class Model(nn.Module):
       mask = jnp.pad(mask, front, constant_values=True)
     return mask
 
+  @property
+  def _closes_holes(self) -> bool:
+    """True if `close_holes` moves tokens."""
+    return self.config.must_be_causal and not self.config.real
+
   @nn.nowrap
   def close_holes(
     self, ids: jax.Array, packed: Packed | None = None
@@ -479,7 +531,7 @@ class Model(nn.Module):
       The moved ids, [b, n], the examples of the moved rows, and a function that
       moves outputs [b, n, d] back.
     """
-    if self.config.real or not self.config.must_be_causal:
+    if not self._closes_holes:
       return ids, packed, lambda y: y
     ids = jnp.asarray(ids)
     mask = ids > 0
@@ -650,6 +702,12 @@ def _takes_numbers(variant: Variant, traits: Sequence[str]) -> bool:
   return getattr(BLOCKS[variant.block], "has_segments", False) and any(
     getattr(mixer, trait, False) for trait in traits
   )
+
+
+def _has_step_sizes(variant: Variant) -> bool:
+  """Returns True if the mixer of a variant has step sizes."""
+  mixer = MIXERS[variant.mixer] if variant.mixer else None
+  return getattr(mixer, "has_step_sizes", False) and not variant.bounded
 
 
 def has_statistics(model: Model) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.decode import is_bounded
 from jaxformers.models.model import Model
+from jaxformers.models.step_sizes import check as check_steps
 
 LONGEST = 1_024  # Tokens of the longest part that is read in one call.
 
@@ -50,12 +51,14 @@ class Stream:
     self.state: Any = None
     self.num_tokens = 0
 
-  def feed(self, inputs: Any) -> np.ndarray:
+  def feed(self, inputs: Any, *, step_sizes: Any = None) -> np.ndarray:
     """Reads the next tokens of each sequence.
 
     Args:
       inputs: ids, int [b, n], 0 at padding; or numbers, float [b, n]. The
         number of sequences b must be the same in all calls.
+      step_sizes: step sizes of the tokens, float [b, n]; None for 1. See
+        `Model.apply`.
 
     Returns:
       The outputs of the model at these tokens, float32 [b, n, c]; or, for a
@@ -63,18 +66,27 @@ class Stream:
 
     Raises:
       UserError: for inputs of another shape, for more tokens than the model can
-        read, and for a model without states; see `Model.apply`.
+        read, and for a model without states or step sizes; see `Model.apply`.
     """
     x = np.asarray(inputs)
     self._check(x)
+    steps = None
+    if step_sizes is not None:
+      steps = np.asarray(check_steps(step_sizes, x.shape))
     x = x.astype(np.float32 if self._model.config.real else np.int32)
     outputs = []
     start = 0
     while start < x.shape[1]:
       # Read as many tokens as the greatest power of two that is left.
       length = min(1 << (x.shape[1] - start).bit_length() - 1, LONGEST)
-      piece = x[:, start : start + length]
-      y, self.state = _read(self._model, self._variables, self.state, piece)
+      part = slice(start, start + length)
+      y, self.state = _read(
+        self._model,
+        self._variables,
+        self.state,
+        x[:, part],
+        None if steps is None else steps[:, part],
+      )
       outputs.append(np.asarray(y))
       start += length
     self.num_tokens += x.shape[1]
@@ -110,10 +122,15 @@ class Stream:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _read(
-  model: Model, variables: Any, state: Any, inputs: jax.Array
+  model: Model, variables: Any, state: Any, inputs: jax.Array, steps: Any
 ) -> tuple[jax.Array, Any]:
   """Returns the outputs at the next tokens, and the next state."""
   result: tuple[jax.Array, Any] = model.apply(
-    variables, inputs, train=False, initial_state=state, return_state=True
+    variables,
+    inputs,
+    train=False,
+    initial_state=state,
+    return_state=True,
+    step_sizes=steps,
   )
   return result

@@ -390,6 +390,8 @@ PUBLISHED: Mapping[str, Mapping[str, Published]] = {
 # Options of a mixer at size=tiny.
 TINY: Mapping[str, Mapping[str, Any]] = {
   "lru": {"state_size": 32},
+  "linoss": {"state_size": 32},
+  "damped_linoss": {"state_size": 32},
   "mega": {"attention_chunk": 128},
 }
 # Eigenvalues of the LRU at size=tiny, chosen on validation splits. Eigenvalues

@@ -324,6 +324,8 @@ ENCODERS = (
   "certified_s4d",
   "s5",
   "lru",
+  "linoss",
+  "damped_linoss",
   "rglru",
   "mamba",
   "mamba2",

@@ -43,7 +43,7 @@ _TWO, _THREE, _PERFECT = ("Z2",), ("Z3", "S3", "S4", "A4"), ("A5", "S5")
 # Mixers: recurrences whose factors are 1 or constant, and recurrences whose
 # real factors depend on tokens.
 _SUMS = ("linear", "performer")
-_CONSTANT = ("s4d", "s5", "lru", "allpass", "retnet")
+_CONSTANT = ("s4d", "s5", "lru", "linoss", "allpass", "retnet")
 _SELECTIVE = ("mamba", "rglru", "mamba2", "gla", "hgrn2", "mlstm", "mingru")
 # Mixers whose states are no linear functions of earlier states.
 _NONLINEAR = ("lstm", "gru")

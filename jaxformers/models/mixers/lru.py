@@ -14,7 +14,6 @@ from jaxformers.foundations.ranges import Scale, Share, Size
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.recurrence import Recurrence, System
-from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.variants import MODELS, Variant
 from jaxformers.scan import Pair
 
@@ -49,6 +48,7 @@ class LRU(Recurrence):
   """
 
   has_segments: ClassVar[bool] = True  # The mask may be numbers.
+  has_step_sizes: ClassVar[bool] = True
   kinds: ClassVar[dict[str, str]] = {
     "nu_log": EIGENVALUES,
     "theta_log": EIGENVALUES,
@@ -90,7 +90,7 @@ class LRU(Recurrence):
     # Scale the input by e^g.
     scale = jnp.exp(gamma)[None]
     return System(
-      exponential(Pair(-jnp.exp(nu), jnp.exp(theta))),
+      Pair(-jnp.exp(nu), jnp.exp(theta)),
       Pair(b_real.T * scale, b_imag.T * scale),
       Pair(c_real.T, c_imag.T),
       self.param("D", normal(1.0), (d,)),

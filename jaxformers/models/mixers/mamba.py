@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.ranges import OptionalSize, Scale, Size, SmallCount
+from jaxformers.models import step_sizes
 from jaxformers.models.cache import recall, remember
 from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixer import MIXERS
@@ -71,6 +72,7 @@ class Mamba(nn.Module):
   kinds: ClassVar[dict[str, str]] = {"A_log": EIGENVALUES}
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
   has_segments: ClassVar[bool] = True  # The mask may be numbers.
+  has_step_sizes: ClassVar[bool] = True  # They multiply D_t.
 
   state_size: Size = 16
   expansion: SmallCount = 2
@@ -97,12 +99,24 @@ class Mamba(nn.Module):
     u, z = both[..., :inner], both[..., inner:]
     # Convolve, run the recurrence, apply the gate, and map back to d channels.
     u = nn.silu(short_convolution(self, u, mask, CONV_WIDTH))
-    y = self._select(u, mask, d) * nn.silu(z)
+    sizes = step_sizes.find(self)
+    if sizes is not None:
+      sizes = to_front(sizes[..., None], places)
+    y = self._select(u, mask, d, sizes) * nn.silu(z)
     y = dense(y, d, "output", use_bias=False, dtype=self.dtype)
     return move_back(y, places), carry
 
-  def _select(self, u: jax.Array, mask: jax.Array, d: int) -> jax.Array:
-    """Returns the outputs of the recurrence, [b, n, inner]."""
+  def _select(
+    self, u: jax.Array, mask: jax.Array, d: int, sizes: jax.Array | None
+  ) -> jax.Array:
+    """Returns the outputs of the recurrence, [b, n, inner].
+
+    Args:
+      u: inputs, [b, n, inner].
+      mask: mask of the tokens, which are at the front; or numbers.
+      d: number of channels of the mixer.
+      sizes: factors of the steps D_t, [b, n, 1]; None for 1.
+    """
     # Map each token to the low-rank step, B_t and C_t.
     n, inner = u.shape[1:]
     size, rank = self.state_size, self.step_rank or -(-d // 16)
@@ -118,6 +132,7 @@ class Mamba(nn.Module):
     bias = self.param("step_bias", init_bias, (inner,))
     step = wide(product(gates[..., :rank], kernel.astype(u.dtype)))
     step = jax.nn.softplus(step + bias.astype(step.dtype)[None, None])
+    step = step if sizes is None else step * sizes
 
     def init_a(_: jax.Array) -> jax.Array:
       return jnp.tile(jnp.log(jnp.arange(1.0, size + 1)), (inner, 1))

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction
 from jaxformers.foundations.registry import choose
+from jaxformers.models import step_sizes
 from jaxformers.models.activations import ACTIVATIONS
 from jaxformers.models.cache import check_causal, recall, remember
 from jaxformers.models.dropout import drop_channels
 from jaxformers.models.mixer import MIXERS, kernel_init, names_with_step
+from jaxformers.models.mixers.state_space import exponential, hold
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.segments import (
   is_packed,
@@ -22,7 +24,7 @@ from jaxformers.models.segments import (
   scan_options,
   tokens,
 )
-from jaxformers.scan import Pair, linear_scan
+from jaxformers.scan import Pair, linear_scan, times
 
 LECUN = nn.initializers.lecun_normal()
 
@@ -31,14 +33,16 @@ class System(NamedTuple):
   """Parameters of h_t = a h_(t-1) + B x_t, y_t = Re(C h_t) + D x_t.
 
   Attributes:
-    a: factors of the N complex states, a pair of float32 [N].
-    b: matrix B from input to state, a pair of [d, N].
+    log_a: logarithms of the factors of the N complex states, a pair of float32
+      [N].
+    b: matrix B from input to state, a pair of [d, N], without imaginary part if
+      it is real.
     c: matrix C from state to output, a pair of [N, d], or of [2 N, d] for two
       directions.
     skip: factors D of the input, [d].
   """
 
-  a: Pair
+  log_a: Pair
   b: Pair
   c: Pair
   skip: jax.Array
@@ -55,7 +59,8 @@ def run(
   """Returns the outputs of a system, [b, n, d] in the dtype of x.
 
   Masked positions are skipped: they do not change the state. The states of both
-  directions include the present token.
+  directions include the present token. A token of step size s acts as s equal
+  tokens, see `state_space.hold`.
 
   Args:
     module: the mixer, whose cache holds the state between two calls.
@@ -66,19 +71,21 @@ def run(
   """
   check_causal(module, causal=causal)
   # Compute B x, its real and imaginary parts in one product.
-  size = system.a.real.shape[0]
-  driven = product(x, jnp.concatenate(system.b, 1).astype(x.dtype))
+  size = system.log_a.real.shape[0]
+  parts = [part for part in system.b if part is not None]
+  driven = product(x, jnp.concatenate(parts, 1).astype(x.dtype))
   drive = Pair(driven[..., :size], driven[..., size:])
+  if system.b.imag is None:
+    drive = Pair(driven, jnp.zeros_like(driven))
+  a, drive = stretch(module, system.log_a, drive)
   # Run the recurrence forwards, and also backwards if not causal.
   initial = recall(module, "state")
-  states, last = linear_scan(
-    system.a, drive, initial=initial, **scan_options(mask)
-  )
+  states, last = linear_scan(a, drive, initial=initial, **scan_options(mask))
   remember(module, "state", last)
   parts = [*states]
   if not causal:
     states, _ = linear_scan(
-      system.a, drive, reverse=True, **scan_options(mask, reverse=True)
+      a, drive, reverse=True, **scan_options(mask, reverse=True)
     )
     parts += states
   # Re(C h) = Re(C) Re(h) - Im(C) Im(h), in one product.
@@ -88,6 +95,31 @@ def run(
     rows += [real[size:], -imag[size:]]
   y = product(jnp.concatenate(parts, -1), jnp.concatenate(rows).astype(x.dtype))
   return y + system.skip.astype(x.dtype)[None, None] * x
+
+
+def stretch(module: nn.Module, log_a: Pair, drive: Pair) -> tuple[Pair, Pair]:
+  """Returns factors and inputs of a recurrence with the mixer's step sizes.
+
+  Args:
+    module: the mixer, see `step_sizes.find`.
+    log_a: logarithms of the factors of a step, a pair of [...].
+    drive: inputs of a step, a pair of [b, n, ...].
+
+  Returns:
+    The factors, [...] without step sizes and [b, n, ...] with them; and the
+    inputs [b, n, ...] in their dtype.
+  """
+  sizes = step_sizes.find(module)
+  if sizes is None:
+    return exponential(log_a), drive
+  dtype = drive.real.dtype
+  axes = (1,) * log_a.real.ndim
+  a, gain = hold(
+    Pair(*(part[None, None] for part in log_a)),
+    sizes.reshape(*sizes.shape, *axes),
+  )
+  scaled = times(gain, drive)
+  return a, Pair(scaled.real.astype(dtype), scaled.imag.astype(dtype))
 
 
 GLUS = ("full", "half1", "half2", "none")

@@ -14,6 +14,7 @@ import numpy as np
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Length, OptionalSize, Scale, Size
 from jaxformers.foundations.registry import choose
+from jaxformers.models import step_sizes
 from jaxformers.models.activations import elu
 from jaxformers.models.cache import (
   FIXED,
@@ -31,11 +32,10 @@ from jaxformers.models.mixers.convolution import (
   sum_powers,
   to_front,
 )
-from jaxformers.models.mixers.recurrence import Recurrence
+from jaxformers.models.mixers.recurrence import Recurrence, stretch
 from jaxformers.models.mixers.state_space import (
   check_pairs,
   discretize,
-  exponential,
   legs,
   log_uniform,
   s4d_inv,
@@ -101,6 +101,7 @@ class S4D(Recurrence):
 
   activation: ClassVar[str] = "gelu"
   has_resets: ClassVar[bool] = True  # The recurrence of the cache has resets.
+  has_step_sizes: ClassVar[bool] = True  # By a recurrence, too.
   kinds: ClassVar[dict[str, str]] = {
     "log_A_real": EIGENVALUES,
     "A_imag": EIGENVALUES,
@@ -186,11 +187,16 @@ class S4D(Recurrence):
         f"{x.shape[1]} tokens, but certified=True bounds S4D for "
         f"max_len={self.max_len}: build the model with a greater max_len."
       )
+    has_sizes = step_sizes.find(self) is not None
+    if self.certified and has_sizes:
+      raise UserError(
+        "certified=True bounds S4D for equal steps: leave out step_sizes."
+      )
     # y = k * x + D x
     log, inputs, outputs = self._systems(x.shape[-1])
     skip = self.param("D", nn.initializers.normal(1.0), x.shape[-1:])
-    if is_decoding(self):
-      y = self._continue(log, times(inputs, _part(outputs, 0)), x, mask)
+    if is_decoding(self) or has_sizes:
+      y = self._recur(log, inputs, outputs, x, mask)
     else:
       y = self._convolve(log, inputs, outputs, x, mask)
     y = y.astype(x.dtype) + skip.astype(x.dtype)[None, None] * x
@@ -277,21 +283,32 @@ class S4D(Recurrence):
       kernels[1] = jnp.pad(kernels[1], ((0, 0), (1, 0)))[:, :n]
     return kernels
 
-  def _continue(
-    self, log: Pair, weight: Pair, x: jax.Array, mask: jax.Array
+  def _recur(
+    self, log: Pair, b: Pair, c: Pair, x: jax.Array, mask: jax.Array
   ) -> jax.Array:
     """Returns Re sum_j C_j h_tj, with states h that continue from the cache."""
     # One state per channel and eigenvalue, [b, n, d, N / 2].
     x = wide(x)[..., None]
-    drive = Pair(x * weight.real, x * weight.imag)
+
+    def driven(i: int) -> tuple[Pair, Pair]:
+      weight = times(b, _part(c, i))
+      return stretch(self, log, Pair(x * weight.real, x * weight.imag))
+
+    a, drive = driven(0)
     states, last = linear_scan(
-      exponential(log),
-      drive,
-      initial=recall(self, "state"),
-      **scan_options(mask),
+      a, drive, initial=recall(self, "state"), **scan_options(mask)
     )
     remember(self, "state", last)
-    return states.real.sum(-1)
+    y = states.real.sum(-1)
+    if self.causal:
+      return y
+    # The backward direction reads only later tokens.
+    a, drive = driven(1)
+    states, _ = linear_scan(
+      a, drive, reverse=True, **scan_options(mask, reverse=True)
+    )
+    later = states.real.sum(-1)[:, 1:]
+    return y + jnp.pad(later, ((0, 0), (0, 1), (0, 0)))
 
 
 def _part(x: Pair, index: int) -> Pair:

@@ -20,7 +20,6 @@ from jaxformers.models.mixers.scores import HIGHEST
 from jaxformers.models.mixers.state_space import (
   check_pairs,
   discretize,
-  exponential,
   legs,
   log_uniform,
 )
@@ -69,6 +68,7 @@ class S5(Recurrence):
   """
 
   has_segments: ClassVar[bool] = True  # The mask may be numbers.
+  has_step_sizes: ClassVar[bool] = True
   kinds: ClassVar[dict[str, str]] = {
     "Lambda_re": EIGENVALUES,
     "Lambda_im": EIGENVALUES,
@@ -124,7 +124,7 @@ class S5(Recurrence):
     drive = times(factor, Pair(b[..., 0], b[..., 1]))
     c = 2 * self._outputs(d, vectors)
     return System(
-      exponential(log),
+      log,
       Pair(drive.real.T, drive.imag.T),
       Pair(c[..., 0].T, c[..., 1].T),
       self.param("D", nn.initializers.normal(1.0), (d,)),

@@ -122,21 +122,44 @@ def _zoh(eigenvalue: Pair, step: jax.Array) -> tuple[Pair, Pair]:
   D is the step and l the eigenvalue.
   """
   log = Pair(eigenvalue.real * step, eigenvalue.imag * step)
-  # a - 1, without cancellation.
+  return log, _divide(_minus_one(log), eigenvalue, step)
+
+
+def _minus_one(log: Pair) -> Pair:
+  """Returns exp(log) - 1 without cancellation."""
   size = jnp.expm1(log.real)
   real = size * jnp.cos(log.imag) - 2 * jnp.sin(log.imag / 2) ** 2
-  imag = (size + 1) * jnp.sin(log.imag)
-  # (a - 1) / l = (a - 1) conj(l) / |l|^2
-  square = eigenvalue.real**2 + eigenvalue.imag**2
-  # The limit at l = 0 is D. Divide by 1 there, so that gradients are finite.
+  return Pair(real, (size + 1) * jnp.sin(log.imag))
+
+
+def _divide(x: Pair, y: Pair, limit: jax.Array) -> Pair:
+  """Returns x / y, or `limit` where y is 0."""
+  # x / y = x conj(y) / |y|^2
+  square = y.real**2 + y.imag**2
+  # Divide by 1 where y is 0, so that gradients are finite.
   is_zero = square == 0
   square = jnp.where(is_zero, 1, square)
-  l_real, l_imag = eigenvalue
-  quotient = Pair(
-    jnp.where(is_zero, step, (real * l_real + imag * l_imag) / square),
-    jnp.where(is_zero, 0, (imag * l_real - real * l_imag) / square),
+  return Pair(
+    jnp.where(is_zero, limit, (x.real * y.real + x.imag * y.imag) / square),
+    jnp.where(is_zero, 0, (x.imag * y.real - x.real * y.imag) / square),
   )
-  return log, quotient
+
+
+def hold(log: Pair, size: jax.Array) -> tuple[Pair, Pair]:
+  """Returns a^s and (a^s - 1) / (a - 1), where a = exp(log) and s is `size`.
+
+  For an integer s, s steps h <- a h + v with an equal input v are one step
+  h <- a^s h + (1 + a + ... + a^(s-1)) v. These are its factors, for real s >= 0
+  too. Under a zero-order hold, they are those of a step that is s times as
+  long.
+
+  Args:
+    log: logarithms of the factors, a pair of arrays.
+    size: sizes s of the steps; log and size are broadcast.
+  """
+  held = Pair(log.real * size, log.imag * size)
+  gain = _divide(_minus_one(held), _minus_one(log), size)
+  return exponential(held), gain
 
 
 def _bilinear(eigenvalue: Pair, step: jax.Array) -> tuple[Pair, Pair]:

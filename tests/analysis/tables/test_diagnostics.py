@@ -121,7 +121,8 @@ def test_the_plan_has_every_encoder_with_every_problem(tmp_path):
   assert len(cells) == 6 * (len(MODELS) + 5)
   sweep = Sweep(tmp_path, [])
   names = set()
-  for cell in cells[:: len(cells) // 40]:
+  # A prime, which does not divide the number of rows.
+  for cell in cells[::11]:
     config = sweep.load_config(cell, 0).as_dict()
     names.add(diagnostics.row_name(config))
     assert diagnostics.expected(config)[0] in ("can", "cannot", "unknown")
