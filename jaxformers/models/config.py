@@ -79,6 +79,9 @@ class ModelConfig(ModelFields):
     causal: True if a token may see only itself and earlier tokens. Objectives
       that predict the next token imply it.
     image: (height, width, channels) of images; () for sequences.
+    channels: number of channels of the steps of a time series, whose inputs are
+      [b, n, channels]; 0 for other inputs. Steps whose channels are all NaN are
+      padding, and single NaN are read as 0.
     num_inputs: number of sequences of an example: 1, or 2 for pairs.
     separator: id that ends the first part of a sequence with two parts; 0 if
       sequences have one part.
@@ -101,6 +104,7 @@ class ModelConfig(ModelFields):
   objective: str = "classification"
   causal: bool = False
   image: tuple[Width, ...] = ()
+  channels: Count = 0
   num_inputs: Annotated[int, Interval("[1, 2]")] = 1
   separator: Count = 0
   padded_len: Length = 0
@@ -261,6 +265,17 @@ class ModelConfig(ModelFields):
     if self.max_len < 1 and not self.image:
       raise UserError(
         f"max_len={self.max_len} is too small: set it to at least 1."
+      )
+    is_plain = not self.vocab_size and not self.image and self.num_inputs == 1
+    if self.channels and not is_plain:
+      raise UserError(
+        f"channels={self.channels} is for time series: set vocab_size=0 and "
+        "num_inputs=1, and leave out image."
+      )
+    if self.channels and (self.has_values or self.objective in MASKED):
+      raise UserError(
+        f"The objective {self.objective!r} predicts numbers of one channel, "
+        f"but the steps of this task have {self.channels}: choose another."
       )
     # Check the number of classes.
     has_classes = self.objective not in NO_CLASSES and not self.has_values

@@ -182,7 +182,7 @@ class Embedding(nn.Module):
   def __call__(
     self, ids: jax.Array, mask: jax.Array | None = None
   ) -> jax.Array:
-    """Embeds tokens [b, n].
+    """Embeds tokens [b, n], or steps of time series [b, n, c].
 
     Args:
       ids: tokens.
@@ -291,9 +291,12 @@ class Embedding(nn.Module):
     elif self.vocab_size:
       x = nn.Embed(self.vocab_size, d, embedding_init=init, name="tokens")(ids)
     else:
-      # Embed real numbers by a linear map of [value, is_masked].
-      values = ids[..., None]
-      if self.masked:
+      # Embed real numbers by a linear map of [value, is_masked], and steps of a
+      # time series [b, n, c] by a linear map of their channels.
+      values = ids if ids.ndim == 3 else ids[..., None]
+      if ids.ndim == 3:
+        values = jnp.where(jnp.isnan(values), 0, values)
+      elif self.masked:
         is_masked = jnp.isnan(values)
         values = jnp.where(is_masked, 0, values)
         values = jnp.concatenate([values, is_masked.astype(values.dtype)], -1)

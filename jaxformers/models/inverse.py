@@ -195,7 +195,8 @@ def tokens(
     x: embedded tokens, [b, n, d], such as `inverse` returns.
 
   Returns:
-    The ids, int32 [b, n], or for real-valued inputs the values, float32 [b, n];
+    The ids, int32 [b, n], or for real-valued inputs the values, float32 [b, n]
+    or [b, n, channels];
     and the positions, int32 [b, n], or None if the block adds positions.
     Prepended tokens are left out.
 
@@ -215,7 +216,9 @@ def tokens(
     )
   first = model.config.cls  # Prepended tokens have no id.
   dtype = jnp.float32 if model.config.real else jnp.int32
-  blank = jnp.zeros((1, x.shape[1] - first), dtype)
+  channels = model.config.channels
+  shape = (1, x.shape[1] - first, *(channels,) * (channels > 0))
+  blank = jnp.zeros(shape, dtype)
   # Embed padding only: all tokens are then equal, and only positions differ.
   empty = np.asarray(_embed(embedding, embedding_params, blank))
   empty, content = empty[0, first:], np.asarray(x)[:, first:]
@@ -228,11 +231,12 @@ def tokens(
   else:
     content = content - (empty - _vector_of_zero(embedding, embedding_params))
   if model.config.real:
-    # Solve x = value * kernel + bias by least squares.
+    # Solve x = values kernel + bias by least squares.
     values = jax.device_get(embedding_params["values"])
-    kernel = values["kernel"][0] * embedding.scale
+    kernel = values["kernel"][: max(channels, 1)] * embedding.scale
     content = content - values["bias"] * embedding.scale
-    return content @ (kernel / np.square(kernel).sum()), positions
+    found = content @ np.linalg.pinv(kernel)
+    return (found if channels else found[..., 0]), positions
   # Find the nearest rows of the embedding: their numbers are the ids.
   table = np.asarray(embedding_params["tokens"]["embedding"])
   return _nearest(content, table * embedding.scale), positions

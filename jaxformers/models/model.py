@@ -335,7 +335,7 @@ class Model(nn.Module):
         "Rows of packed examples have one sequence each, but this model reads "
         f"{'images' if config.image else 'pairs'}: leave out segments."
       )
-    if packed.numbers.shape != shape:
+    if packed.numbers.shape != shape[:2]:
       raise UserError(
         f"segments have the shape {packed.numbers.shape} and the inputs "
         f"{shape}: give the number of the example of each token."
@@ -496,8 +496,12 @@ class Model(nn.Module):
     if config.image:
       return jnp.ones((ids.shape[0], config.encoder_len), bool)
     # Convert arrays of NumPy: sums of a NumPy mask would be 64 bits wide.
-    ids = jnp.asarray(ids).reshape(-1, ids.shape[-1])
-    mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
+    ids = jnp.asarray(ids)
+    if config.channels:
+      mask = ~jnp.isnan(ids).all(-1)
+    else:
+      ids = ids.reshape(-1, ids.shape[-1])
+      mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
     if packed is not None:
       return jnp.where(mask, packed.numbers, -jnp.abs(packed.numbers))
     # Prepended tokens are never padding.
@@ -571,15 +575,16 @@ class Model(nn.Module):
       return jnp.zeros((1, *config.image))
     pair = () if config.num_inputs == 1 else (config.num_inputs,)
     dtype: Any = jnp.float32 if config.real else jnp.int32
-    return jnp.zeros((1, *pair, length), dtype)
+    channels = (config.channels,) if config.channels else ()
+    return jnp.zeros((1, *pair, length, *channels), dtype)
 
 
 class EncoderModel(Model):
   """Encoder without a head: maps inputs to float32 [b, n, d].
 
   Inputs are ids [b, n], 0 at padding; or real numbers, float32 [b, n], without
-  padding; or images, float32 [b, height, width, c]. Outputs at padding have no
-  meaning.
+  padding; or time series, float32 [b, n, c], NaN at padding; or images, float32
+  [b, height, width, c]. Outputs at padding have no meaning.
   """
 
   takes_packed = True

@@ -48,8 +48,8 @@ def check(sizes: Any, shape: tuple[int, ...]) -> jax.Array:
     shape: shape of the inputs.
 
   Raises:
-    UserError: for another shape than that of the inputs, and for sizes that are
-      negative or not finite.
+    UserError: for another shape than the shape of the inputs, and for sizes
+      that are negative or not finite.
   """
   if np.shape(sizes) != shape or len(shape) != 2:
     raise UserError(

@@ -55,7 +55,8 @@ class Stream:
     """Reads the next tokens of each sequence.
 
     Args:
-      inputs: ids, int [b, n], 0 at padding; or numbers, float [b, n]. The
+      inputs: ids, int [b, n], 0 at padding; or numbers, float [b, n]; or steps
+        of time series, float [b, n, channels]. The
         number of sequences b must be the same in all calls.
       step_sizes: step sizes of the tokens, float [b, n]; None for 1. See
         `Model.apply`.
@@ -72,7 +73,7 @@ class Stream:
     self._check(x)
     steps = None
     if step_sizes is not None:
-      steps = np.asarray(check_steps(step_sizes, x.shape))
+      steps = np.asarray(check_steps(step_sizes, x.shape[:2]))
     x = x.astype(np.float32 if self._model.config.real else np.int32)
     outputs = []
     start = 0
@@ -99,10 +100,16 @@ class Stream:
   def _check(self, x: np.ndarray) -> None:
     """Raises UserError for inputs that cannot be read next."""
     kinds = "iuf" if self._model.config.real else "iu"
-    if x.ndim != 2 or not x.size or x.dtype.kind not in kinds:
+    channels = self._model.config.channels
+    is_shaped = x.ndim == 2 + bool(channels) and x.shape[2:] in (
+      (),
+      (channels,),
+    )
+    if not is_shaped or not x.size or x.dtype.kind not in kinds:
+      axes = f"[b, n, {channels}]" if channels else "[b, n]"
       raise UserError(
         f"Inputs of the shape {x.shape} and the type {x.dtype}: give "
-        f"{'numbers' if self._model.config.real else 'integer ids'} [b, n], "
+        f"{'numbers' if self._model.config.real else 'integer ids'} {axes}, "
         "with at least one token for each of b sequences."
       )
     before = jax.tree.leaves(self.state)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.data.engine import digests, encodings
+from jaxformers.data.engine import digests, encodings, series
 from jaxformers.data.engine.packed import Packed, pack
 from jaxformers.data.engine.split import Key, Split
 from jaxformers.data.images.splits import Images
@@ -111,6 +111,8 @@ def from_arrays(
   - sequences of ids from 1 on, of equal or different lengths, with 0 as padding
     at the end;
   - numbers, float32 [count, n];
+  - time series of several channels, float32 [n, channels] each, of equal or
+    different lengths, with NaN for missing numbers;
   - images, uint8 [count, height, width, 3].
 
   Labels are integers from 0 on, or names of classes. For a label per token,
@@ -170,6 +172,7 @@ def from_arrays(
     info={"source": "examples given in Python"},
     vocabulary=vocabulary,
     max_len=0 if image else most,
+    channels=series.channels_of(splits["train"]),
     num_inputs=TEXTS.get(kind, 1),
     tokenizer="bytes" if kind in TEXTS else "",
     image=image,
@@ -237,7 +240,7 @@ def _label_tokens(
   count = len(names) or 1 + _greatest(flat)
   unlabelled = {n: np.zeros(len(each), np.int32) for n, each in labels.items()}
   kind, splits = _splits(inputs, unlabelled)
-  if kind not in ("ids", "numbers"):
+  if kind not in ("ids", "numbers", "series"):
     raise UserError(
       f"train has a sequence of labels for each of its {kind}: give sequences "
       "of ids or numbers, which have one label per token."
@@ -265,7 +268,7 @@ def _has_token_labels(train: rows.Columns) -> bool:
   if not np.ndim(_as_array(train.labels[0])):
     return False
   shape = np.shape(_as_array(train.inputs[0]))
-  if len(shape) != 1 or isinstance(train.inputs[0][0], str):
+  if len(shape) not in (1, 2) or isinstance(train.inputs[0][0], str):
     raise UserError(
       f"train has the label {rows.show(train.labels[0])} at 0, which is no "
       "single class: flatten the labels, or give sequences of ids or numbers "
@@ -431,8 +434,8 @@ def _splits(
 ) -> tuple[str, dict[str, Any]]:
   """Returns the kind of the inputs, and the splits.
 
-  The kinds are "texts", "pairs", "ids", "numbers" and "images". The first input
-  of train determines the kind of all inputs.
+  The kinds are "texts", "pairs", "ids", "numbers", "series" and "images". The
+  first input of train determines the kind of all inputs.
   """
   # Texts, and pairs of texts.
   first = inputs["train"][0]
@@ -449,6 +452,14 @@ def _splits(
     _require_one_shape(arrays, "images uint8 [count, height, width, 3]")
     pixels = {name: np.stack(x) for name, x in arrays.items()}
     return "images", {n: _images(x, labels[n]) for n, x in pixels.items()}
+  if example.ndim == 2 and example.dtype.kind == "f":
+    checked = {
+      name: _series(x, name, example.shape[1]) for name, x in arrays.items()
+    }
+    return "series", {
+      n: series.from_arrays(x, labels[n], _keys(map(_bytes, x)))
+      for n, x in checked.items()
+    }
   # Sequences of real numbers become `Numbers`; integers are ids.
   if example.dtype.kind == "f":
     _require_one_shape(arrays, "numbers float32 [count, n]")
@@ -499,8 +510,9 @@ def _arrays(inputs: Sequence[Any], name: str) -> list[np.ndarray]:
       problem = "has no tokens" if np.shape(array) == (0,) else "is not read"
       raise UserError(
         f"{name} has the input {rows.show(each)} at {k}, which {problem}: give "
-        "texts, sequences of ids from 1 on, numbers float32 [count, n], or "
-        "images uint8 [count, height, width, 3]."
+        "texts, sequences of ids from 1 on, numbers float32 [count, n], time "
+        "series float32 [n, channels], or images uint8 [count, height, width, "
+        "3]."
       )
     arrays.append(array)
   return arrays
@@ -536,6 +548,31 @@ def _floats(arrays: list[np.ndarray], name: str) -> np.ndarray:
       "it, or remove the example."
     )
   return values
+
+
+def _series(
+  arrays: list[np.ndarray], name: str, channels: int
+) -> list[np.ndarray]:
+  """Returns time series, float32 [length, channels] each.
+
+  Raises:
+    UserError: for an array of another shape or type, an infinite number, or a
+      series without any number.
+  """
+  for k, array in enumerate(arrays):
+    is_series = array.ndim == 2 and array.dtype.kind in "iuf"
+    if not is_series or array.shape[1] != channels:
+      raise UserError(
+        f"{name} has an input {array.dtype} {list(array.shape)} at {k}: give "
+        f"every time series as numbers float32 [n, {channels}], like the first "
+        "one of train."
+      )
+    if np.isinf(array).any() or np.isnan(array).all():
+      raise UserError(
+        f"{name} has an input without numbers, or with infinite ones, at {k}: "
+        "correct it, or remove the example. NaN stands for a missing number."
+      )
+  return [array.astype(np.float32) for array in arrays]
 
 
 def _ids(arrays: list[np.ndarray], name: str) -> list[np.ndarray]:

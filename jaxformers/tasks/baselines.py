@@ -62,7 +62,7 @@ def histogram_regression(task: Task) -> float:
   The histogram does not depend on the order of the tokens.
   """
   size = max(task.vocab_size, 257)
-  return _regression(task, lambda split: histograms(split, size), penalty=1e-4)
+  return regression(task, lambda split: histograms(split, size), penalty=1e-4)
 
 
 def pixel_regression(task: Task) -> float:
@@ -75,7 +75,7 @@ def pixel_regression(task: Task) -> float:
     at = packed.starts[:, None] + np.arange(packed.sizes[0])
     return packed.tokens[at].astype(np.float32)
 
-  return _regression(task, pixels, penalty=0.1)
+  return regression(task, pixels, penalty=0.1)
 
 
 def bag_regression(task: Task) -> float:
@@ -95,7 +95,7 @@ def bag_regression(task: Task) -> float:
     shape = (len(rows), task.vocab_size)
     return sparse.csr_array((values, np.concatenate(rows), offsets), shape)
 
-  return _regression(task, bags, penalty=1e-5, standardise=False)
+  return regression(task, bags, penalty=1e-5, standardise=False)
 
 
 def histogram_similarity(task: Task) -> float:
@@ -127,7 +127,7 @@ def histogram_similarity(task: Task) -> float:
   return float(np.mean((cosines(test) > threshold) == test.labels))
 
 
-def _regression(
+def regression(
   task: Task,
   features: Callable[[Any], Any],
   penalty: float,

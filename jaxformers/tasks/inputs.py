@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from jaxformers.data.engine import encodings
+from jaxformers.data.engine import encodings, series
 from jaxformers.data.engine.packed import pack
 from jaxformers.data.generators import listops, listops_text
 from jaxformers.foundations.errors import UserError
@@ -85,6 +85,8 @@ class Inputs:
     vocabulary: meaning of each id; () if the inputs are numbers or images.
     max_len: largest number of tokens; 0 for images.
     num_inputs: number of sequences of an example; 2 for pairs.
+    channels: number of channels of a step of a time series, with the channel of
+      the time; 0 for other inputs.
     image: (height, width, channels), or () for sequences.
     tokenizer: name in `TOKENIZERS`; "" if the inputs are not text.
     tokenizer_json: tokenizer of word pieces or byte pairs; "" for other tokens.
@@ -99,6 +101,7 @@ class Inputs:
   tokenizer: str = ""
   tokenizer_json: str = ""
   reading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  channels: int = 0
 
   @functools.cached_property
   def tokenize(self) -> Ids:
@@ -121,6 +124,11 @@ class Inputs:
       shape = ", ".join(map(str, self.image))
       return f"pixels uint8 [b, {shape}], or normalised ones in float32"
     pair = "2, " if self.num_inputs > 1 else ""
+    if self.channels:
+      return (
+        f"time series float32 [n, {self._stored_channels}], of equal or "
+        "unequal lengths, with NaN for missing numbers"
+      )
     if not self.vocabulary:
       return f"numbers float32 [b, {pair}n], or pixels uint8"
     texts = "pairs of texts, or " if pair else "texts, or "
@@ -197,7 +205,8 @@ class Inputs:
       closed: argument of `encode`.
 
     Returns:
-      int32 or float32 [b, (2,) n], or float32 [b, height, width, c].
+      int32 or float32 [b, (2,) n], float32 [b, n, channels] with NaN at
+      padding, or float32 [b, height, width, c].
 
     Raises:
       UserError: for inputs of another kind or shape.
@@ -206,6 +215,8 @@ class Inputs:
     inputs = rows.values(inputs, "inputs")
     if not len(inputs):
       raise UserError("There are no inputs: give at least one.")
+    if self.channels:
+      return self._series([self._numbers(k, x) for k, x in enumerate(inputs)])
     # Read images, and arrays of sequences.
     if self.image:
       is_array = isinstance(inputs, np.ndarray)
@@ -338,6 +349,23 @@ class Inputs:
       )
     return x.astype(np.int32)
 
+  @property
+  def _stored_channels(self) -> int:
+    """Number of channels without the channel of the time."""
+    return self.channels - bool(self.reading.get("include_time"))
+
+  def _series(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Checks time series, and normalises and pads them, [b, n, channels]."""
+    for x in arrays:
+      if x.ndim != 2 or x.shape[1] != self._stored_channels or not len(x):
+        raise self._refusal(x)
+      if len(x) > self.max_len:
+        raise self._misfit(x, f"at most {self.max_len} steps each, or cut them")
+    return series.pad(
+      [series.normalise(x, self.reading) for x in arrays],
+      max(len(x) for x in arrays),
+    )
+
   def _images(self, x: np.ndarray) -> np.ndarray:
     """Checks images [b, height, width, c], and normalises 8-bit pixels."""
     if x.shape[1:] != tuple(self.image):
@@ -388,6 +416,7 @@ def from_record(
     tokenizer=content["tokenizer"],
     tokenizer_json=json.dumps(tokenizer_json) if tokenizer_json else "",
     reading=content,
+    channels=sizes.get("channels", 0),
   )
 
 

@@ -197,8 +197,9 @@ def _check_options(
   """Raises UserError for arguments that `reconstruct` cannot combine."""
   choose("objective of config.task", objective, OBJECTIVES)
   choose("targets of config.task", targets, TARGETS)
-  if task.image or task.objective != "classification":
+  if task.image or task.channels or task.objective != "classification":
     has = "images in patches" if task.image else "another objective"
+    has = "several channels" if task.channels else has
     raise UserError(
       f"config.task.objective={objective!r} is for sequences with classes, and "
       f"{task.name} has {has}. Remove the option, or choose a task of Long "

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
+from jaxformers.data.engine.series import Series
 from jaxformers.data.images.scenes import Scenes
 from jaxformers.data.images.splits import Images
 from jaxformers.foundations.errors import UserError
 from jaxformers.tasks.token_labels import TokenLabels
 
-Stored = TypeVar("Stored", Packed, Images, Scenes, TokenLabels)
+Stored = TypeVar("Stored", Packed, Series, Images, Scenes, TokenLabels)
 
 
 def replace_all(

@@ -27,7 +27,7 @@ class Task:
     protocol: name of the protocol; scores are comparable only within one
       protocol.
     splits: splits `train`, `validation` and `test`. Each is a `Split`, such as
-      `Packed` sequences, `Images`, `Scenes` or `Segments` of text.
+      `Packed` sequences, `Series`, `Images`, `Scenes` or `Segments` of text.
     num_classes: number of classes; 0 for language models, sentence embeddings,
       spans, and pre-training whose targets are real numbers.
     trivial: baselines by name. Each is a function of the task that returns a
@@ -51,6 +51,7 @@ class Task:
       `reconstruction`.
     causal: True if a token may see only itself and earlier tokens, so that the
       label of a token cannot be read from later ones.
+    channels: number of channels of a step of a time series; 0 for other inputs.
     test_lengths: lengths of further test splits, whose scores are reported by
       length. The name of a split is "test", an underscore and its length.
     image: (height, width, channels), or () for sequences.
@@ -73,6 +74,7 @@ class Task:
   tokenizer_json: str = ""
   objective: str = "classification"
   causal: bool = False
+  channels: int = 0
   test_lengths: tuple[int, ...] = ()
   image: tuple[int, ...] = ()
   classes: tuple[str, ...] = ()
@@ -95,7 +97,7 @@ class Task:
     sizes = {name: getattr(self, name) for name in (*names.split(), "image")}
     sizes["max_len"] = self.longest
     # Add what only some tasks have.
-    for name in ("separator", "causal"):
+    for name in ("separator", "causal", "channels"):
       if value := getattr(self, name):
         sizes[name] = value
     return sizes
@@ -111,6 +113,7 @@ class Task:
       tokenizer=self.tokenizer,
       tokenizer_json=self.tokenizer_json,
       reading=self.splits["train"].reading(),
+      channels=self.channels,
     )
 
   def encode(self, text: str, length: int = 0) -> np.ndarray:

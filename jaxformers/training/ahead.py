@@ -112,6 +112,8 @@ def batch_shapes(sizes: Mapping[str, Any], rows: int) -> dict[str, Any]:
     inputs = (rows, *(number,) * (number > 1), sizes["max_len"])
   # Some objectives have a target for every token.
   shape = inputs if objective in _PER_TOKEN else (rows,)
+  if channels := sizes.get("channels", 0):
+    inputs = (*inputs, channels)
   return {
     "inputs": jax.ShapeDtypeStruct(inputs, dtype),
     "targets": jax.ShapeDtypeStruct(shape, jnp.int32),

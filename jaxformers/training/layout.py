@@ -162,14 +162,14 @@ class Layout:
     """Returns the sharding of the arrays of a batch.
 
     Args:
-      batch: tree of arrays [b], [b, n], pairs [b, 2, n], or images
-        [b, height, width, c], whose height is split over `sequence`.
+      batch: tree of arrays [b], [b, n], pairs [b, 2, n], time series [b, n, c],
+        or images [b, height, width, c], whose height is split over `sequence`.
     """
 
     def split(x: Any) -> NamedSharding:
       # Split rows over `data` and `fsdp`, and tokens over `sequence`.
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
-      place = 2 if x.ndim == 3 else 1
+      place = 2 if x.ndim == 3 and x.shape[1] == 2 else 1
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
         axes[place] = SEQUENCE
       return self.sharding(*axes)

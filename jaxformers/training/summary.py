@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from jaxformers.training.checkpoint import Restored
 from jaxformers.training.progress import duration
 from jaxformers.training.run import Run
 
+# Below this number of test examples, an interval of an accuracy is shown.
+FEW = 1_000
 UNITS = {
   "perplexity": "tokens",
   "error": "tokens",
@@ -160,7 +163,17 @@ def format_results(results: Mapping[str, Any]) -> str:
   rows = list(_rows(results))
   width = max(len(name) for name, _ in rows)
   lines = [f"  {name:<{width}}  {value:>12}" for name, value in rows]
-  return "\n".join([f"{task}, protocol {protocol}, seed {seed}", *lines])
+  remarks = [f"  {text}" for text in results["data"].get("remarks", ())]
+  title = f"{task}, protocol {protocol}, seed {seed}"
+  return "\n".join([title, *lines, *remarks])
+
+
+def _interval(share: float, count: int) -> tuple[float, float]:
+  """Returns the 95 % interval of Wilson of a share of `count` examples."""
+  square = 1.96**2 / count
+  middle = (share + square / 2) / (1 + square)
+  half = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
+  return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -186,6 +199,9 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, value in results["baselines"].items():
     yield name, format_score(metric, value)
   yield f"{UNITS.get(metric, 'examples')} scored", f"{results['examples']:,}"
+  if results["examples"] < FEW and metric == "accuracy":
+    low, high = _interval(results["accuracy"], results["examples"])
+    yield "95 % interval of so few", f"{100 * low:.1f} to {100 * high:.1f} %"
   # Selection of the checkpoint, size and times.
   best = f"{results['best_step']}, {selection}"
   yield "best step, chosen on", best

@@ -86,3 +86,16 @@ def test_embedding_init_std_is_obeyed(concatenate):
   np.testing.assert_allclose(deviation(init_std=0.3), 0.3, rtol=0.05)
   default = 1.0 if concatenate else 0.02
   np.testing.assert_allclose(deviation(), default, rtol=0.05)
+
+
+def test_missing_channels_of_a_time_series_are_zero():
+  embed = Embedding(0, 8, 4, positions="none")
+  x = np.random.default_rng(0).normal(size=(1, 3, 2)).astype(np.float32)
+  params = embed.init(jax.random.key(0), x)
+  holes = x.copy()
+  holes[0, 1, 0] = holes[0, 2] = np.nan
+  want = embed.apply(params, np.nan_to_num(holes))
+  np.testing.assert_array_equal(embed.apply(params, holes), want)
+  kernel = params["params"]["values"]["kernel"]
+  assert kernel.shape == (2, 4)
+  np.testing.assert_allclose(want[0, 1], holes[0, 1, 1] * kernel[1], rtol=1e-6)

@@ -82,6 +82,16 @@ def test_inverse_recovers_real_numbers_and_a_class_token():
   np.testing.assert_array_equal(positions, [range(9)] * 2)
 
 
+@pytest.mark.slow
+def test_inverse_recovers_time_series():
+  model, params = build(2, vocab_size=0, channels=3, max_len=9)
+  values = draws.normal(0, (2, 9, 3))
+  hidden, side = inverse.forward(model, params, values)
+  x = inverse.inverse(model, params, hidden[-1], side)
+  recovered, _ = inverse.tokens(model, params, x)
+  np.testing.assert_allclose(recovered, values, atol=1e-4)
+
+
 def test_layer_constants_are_measured_on_the_weights():
   model, params = build(2)
   encoder = make_variables(model, params)

@@ -1,5 +1,7 @@
 """What classifiers, language models and segmenters share."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,8 +13,12 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.models import Classifier, ModelConfig
 from jaxformers.models.config import HEADS
 from jaxformers.models.model import CLASSES, bind_encoder_block
+from jaxformers.models.streams import Stream
+from jaxformers.models.variables import make_variables
 from tests import initial
 from tests.marks import slow_except
+from tests.models.mixers.oracle import small_sizes
+from tests.models.test_cache import start
 from tests.models.test_reconstruction import SMALL, names
 
 SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=2)
@@ -166,3 +172,85 @@ def test_encoder_accepts_numbers_images_and_a_class_token():
     jax.random.key(0), jnp.ones((2, 8, 8, 3)), train=False
   )
   assert y.shape == (2, 5, 8)
+
+
+SERIES = ("transformer", "lru", "linoss", "transject", "isometric", "linformer")
+
+
+def time_series(name, **fields):
+  """A model of steps with three channels, and its parameters."""
+  fields = {"num_classes": 2, "pool": "mean"} | fields
+  model = models.build(
+    name,
+    vocab_size=0,
+    channels=3,
+    max_len=9,
+    d_model=8,
+    num_layers=1,
+    mixer=small_sizes(models.MODELS[name].mixer) | fields.pop("mixer", {}),
+    **fields,
+  )
+  return model, start(model)
+
+
+def steps(n, count=2):
+  return np.random.default_rng(n).normal(size=(count, n, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", slow_except(("lru",), SERIES))
+def test_models_of_time_series_ignore_padding(name):
+  model, params = time_series(name)
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  x = steps(6)
+  want = apply({"params": params}, x)
+  padded = np.pad(x, ((0, 0), (0, 3), (0, 0)), constant_values=np.nan)
+  got = apply({"params": params}, padded)
+  np.testing.assert_allclose(got, want, atol=2e-5)
+  # A missing number is 0, and not padding.
+  hole, zero = x.copy(), x.copy()
+  hole[:, 2, 1], zero[:, 2, 1] = np.nan, 0
+  got, same = (apply({"params": params}, each) for each in (hole, zero))
+  np.testing.assert_allclose(got, same, atol=2e-6)
+  assert np.abs(got - want).max() > 1e-5
+
+
+@pytest.mark.parametrize("name", slow_except(("transformer",), SERIES[:3]))
+def test_time_series_are_packed_and_streamed(name):
+  model, params = time_series(
+    name,
+    objective="token_classification",
+    mixer={"causal": True},
+    positions="none",
+  )
+  apply = jax.jit(
+    functools.partial(model.apply, train=False), static_argnames="sizes"
+  )
+  x, y = steps(4), steps(5)
+  want = [apply({"params": params}, each) for each in (x, y)]
+  got = apply(
+    {"params": params},
+    np.concatenate([x, y], 1),
+    segments=np.repeat([[1] * 4 + [2] * 5], 2, 0),
+    sizes=(2, 5),
+  )
+  np.testing.assert_allclose(got, np.concatenate(want, 1), atol=2e-5)
+  stream = Stream(model, make_variables(model, params))
+  parts = [stream.feed(y[:, part]) for part in (slice(0, 2), slice(2, 5))]
+  np.testing.assert_allclose(np.concatenate(parts, 1), want[1], atol=2e-5)
+  with pytest.raises(ValueError, match=r"\(2, 4\).*numbers \[b, n, 3\]"):
+    stream.feed(y[:, :4, 0])
+
+
+@pytest.mark.parametrize(
+  ("fields", "text"),
+  [
+    ({"vocab_size": 5}, "channels=3 is for time series"),
+    ({"num_inputs": 2, "interaction": "nli"}, "channels=3 is for time series"),
+    ({"objective": "next_values"}, "predicts numbers of one channel"),
+    ({"objective": "masked_values"}, "predicts numbers of one channel"),
+  ],
+)
+def test_channels_that_do_not_suit_are_refused(fields, text):
+  sizes = {"vocab_size": 0, "max_len": 9, "num_classes": 2, "num_inputs": 1}
+  with pytest.raises(ValueError, match=text):
+    models.build("lru", channels=3, d_model=8, num_layers=1, **sizes | fields)

@@ -112,7 +112,16 @@ def test_from_arrays_description_depends_on_the_examples():
     (([[-1]] * 3, [0, 1, 1]), {}, r"int64 \[1\] at 0"),
     (([[1, 0, 2]] * 3, [0, 1, 1]), {}, r"int64 \[3\] at 0"),
     (([[1.0], [1.0, 2.0]] * 3, [0, 1] * 3), {}, r"\(1,\), \(2,\)"),
-    ((np.ones((6, 3, 1)), [0, 1] * 3), {}, r"\(3, 1\).*float32"),
+    (
+      ([np.ones((3, 1)), np.ones((3, 2))] * 3, [0, 1] * 3),
+      {},
+      r"float64 \[3, 2\] at 1.*\[n, 1\]",
+    ),
+    (
+      ([np.full((3, 1), np.inf), np.ones((2, 1))] * 3, [0, 1] * 3),
+      {},
+      "infinite ones, at 0",
+    ),
     ((np.zeros((3, 4, 4, 1), np.uint8), [0, 1, 1]), {}, r"\[3, 4, 4, 1\]"),
     ((["a", float("nan"), "b"], [0, 1, 1]), {}, "input nan at 1"),
     ((["a", None, "b"], [0, 1, 1]), {}, "input None at 1"),
@@ -170,3 +179,23 @@ def test_from_arrays_refuses_ids_that_are_identifiers():
   ids = np.array([[1, 2], [3, 10**9]] * 5)
   with pytest.raises(ValueError, match=r"id 1000000000 at 1\b"):
     from_arrays((ids, np.arange(10) % 2))
+
+
+def test_from_arrays_reads_time_series_of_unequal_lengths():
+  x = [RNG.normal(size=(k % 4 + 2, 3)) for k in range(20)]
+  x[5][1, 2] = np.nan
+  task = from_arrays((x, np.arange(20) % 2))
+  assert (task.channels, task.max_len, task.vocab_size) == (3, 5, 0)
+  batch = inputs_of(task.splits["train"])
+  assert batch["inputs"].shape == (18, 5, 3)
+  lengths = task.splits["train"].lengths()
+  np.testing.assert_array_equal(
+    (~np.isnan(batch["inputs"]).all(-1)).sum(1), lengths
+  )
+  # A label for each step.
+  labels = [np.arange(len(each)) % 3 for each in x]
+  task = from_arrays((x, labels))
+  batch = inputs_of(task.splits["train"])
+  assert task.sizes()["channels"] == 3 and task.num_classes == 3
+  assert batch["targets"].shape == batch["weights"].shape == (18, 5)
+  np.testing.assert_array_equal(batch["weights"].sum(1), lengths)

@@ -226,6 +226,12 @@ def test_ahead_compiles_for_the_devices_of_this_process():
     (SIZES | {"num_inputs": 2}, ((8, 2, 64), jnp.int32), (8,)),
     (SIZES | {"objective": "language_model"}, ((8, 64), jnp.int32), (8, 64)),
     ({"image": (32, 32, 3)}, ((8, 32, 32, 3), jnp.uint8), (8,)),
+    (
+      SIZES
+      | {"vocab_size": 0, "channels": 5, "objective": "token_classification"},
+      ((8, 64, 5), jnp.float32),
+      (8, 64),
+    ),
   ],
 )
 def test_batch_shapes_follow_from_the_sizes(sizes, inputs, targets):

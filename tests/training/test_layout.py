@@ -61,12 +61,14 @@ def test_sizes_refuses_a_wrong_mesh(spec, message):
 def test_place_batch_splits_tokens_over_the_sequence_axis():
   own = layout.Layout.of("data:2,sequence:2", jax.devices())
   shapes = {"pairs": (4, 2, 6), "ids": (4, 6), "targets": (4,), "odd": (4, 5)}
+  shapes["series"] = (4, 6, 3)
   batch = own.place_batch({k: np.zeros(shape) for k, shape in shapes.items()})
   assert {k: x.sharding.spec for k, x in batch.items()} == {
     "pairs": P(("data", "fsdp"), None, "sequence"),
     "ids": P(("data", "fsdp"), "sequence"),
     "targets": P(("data", "fsdp")),
     "odd": P(("data", "fsdp"), None),
+    "series": P(("data", "fsdp"), "sequence", None),
   }
   own.check_lengths((4, 6))
   with pytest.raises(ValueError, match="2 devices.*5 tokens"):

@@ -19,7 +19,7 @@ from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
 # Arena, section 3).
 MOST_PARAMETERS = 1.10
 Fields = dict[str, Any]
-NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs")
+NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs", "channels")
 SIZES = (*NUMBERS, "objective", "image")
 
 

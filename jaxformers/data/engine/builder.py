@@ -168,8 +168,8 @@ def _feature(kind: Any) -> Any:
   """Returns the feature class of tensorflow-datasets for a `Source` feature."""
   if kind is bytes:
     return tfds.features.Text()
-  # Ids: a sequence of unknown length.
-  if kind in (np.uint8, np.uint16):
+  # Ids or real numbers: a sequence of unknown length.
+  if kind in (np.uint8, np.uint16, np.float32):
     return tfds.features.Tensor(
       shape=(None,), dtype=kind, encoding=tfds.features.Encoding.BYTES
     )

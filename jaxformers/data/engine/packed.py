@@ -1,8 +1,8 @@
 """Sequences of different lengths in one flat array, memory-mapped from disk.
 
-A `Packed` split is a folder with `tokens.npy` (all sequences end to end, in an
-integer type that holds all ids), `offsets.npy`, `labels.npy` and `keys.npy`. A
-folder is written under a temporary name and then renamed, so a folder that
+A `Packed` split is a folder with `tokens.npy` (all sequences end to end, in a
+type that holds all ids or numbers), `offsets.npy`, `labels.npy` and `keys.npy`.
+A folder is written under a temporary name and then renamed, so a folder that
 exists is complete. `info.json` keeps the digests of all files, which are
 compared whenever the folder is opened.
 """
@@ -205,7 +205,7 @@ def write(folder: Path, rows: Iterable[Row], dtype: Any = np.uint8) -> None:
   Args:
     folder: folder to create.
     rows: (sequences, label, key) of every example.
-    dtype: integer type of the tokens.
+    dtype: type of the tokens.
   """
   folder.mkdir()
   lengths, labels, keys = [0], [], []

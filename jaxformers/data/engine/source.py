@@ -44,7 +44,7 @@ class Source:
     name: name of the tensorflow-datasets builder.
     features: type of each feature: `bytes` for text, a tuple of class names for
       a label, (height, width, channels) for an image, `np.uint8` or `np.uint16`
-      for ids.
+      for ids, `np.float32` for real numbers.
     read: function from the path of the archive (None if there is no archive) to
       the examples of every split, each with its key.
     settings: settings of generated data, which identify a version of the data.
@@ -109,9 +109,10 @@ class Encoding:
       different name.
     fit: function of all examples of the training split. It returns a function
       from a list of examples to their rows of sequences, and the fields that
-      `info.json` keeps.
+      `info.json` keeps. The field `classes`, if any, lists the names of labels
+      that are texts.
     key: function from an example to a number below 2^64 that identifies it.
-    dtype: integer type of the tokens.
+    dtype: type of the tokens.
   """
 
   name: str

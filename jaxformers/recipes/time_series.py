@@ -1,0 +1,62 @@
+"""Sizes and training of LinOSS on the data sets of its paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jaxformers.foundations.registry import choose
+
+SIZES = ("tiny", "published")
+
+
+class Published(NamedTuple):
+  """Sizes and training of one data set; see the fields of a config."""
+
+  learning_rate: float
+  num_layers: int
+  d_model: int
+  state_size: int
+  batch_size: int = 32
+
+
+# Source: Rusch and Rus 2025, https://arxiv.org/abs/2410.03943, as in the files
+# `experiment_configs` of the authors' code.
+PUBLISHED: Mapping[str, Published] = {
+  "EigenWorms": Published(1e-3, 2, 128, 64, 4),
+  "EthanolConcentration": Published(1e-5, 4, 16, 16),
+  "Heartbeat": Published(1e-3, 6, 16, 16),
+  "MotorImagery": Published(1e-5, 2, 128, 16),
+  "SelfRegulationSCP1": Published(1e-4, 6, 128, 256),
+  "SelfRegulationSCP2": Published(1e-5, 6, 64, 256),
+}
+MODELS = ("linoss", "damped_linoss")
+
+
+def set_size(config: Any, size: str) -> None:
+  """Changes a config of a data set to the sizes that are published for it.
+
+  Args:
+    config: config at size "tiny".
+    size: "tiny", which changes nothing, or "published".
+
+  Raises:
+    UserError: for another size, and for a model or a data set without published
+      sizes.
+  """
+  if choose("size of uea", size, SIZES) == "tiny":
+    return
+  choose("model with size=published", config.model.name, MODELS)
+  problem = config.task.problem
+  sizes = PUBLISHED[choose("problem with size=published", problem, PUBLISHED)]
+  config.model.update(
+    num_layers=sizes.num_layers, d_model=sizes.d_model, dropout_rate=0.0
+  )
+  config.model.mixer.update(state_size=sizes.state_size, dropout_rate=0.05)
+  config.model.block.update(norm_type="batch", dropout_rate=0.05)
+  config.update(
+    batch_size=sizes.batch_size,
+    total_steps=100_000,
+    eval_steps=1_000,
+    schedule={"name": "constant", "learning_rate": sizes.learning_rate},
+  )
