@@ -30,7 +30,7 @@ PUBLISHED: Mapping[str, Published] = {
   "SelfRegulationSCP1": Published(1e-4, 6, 128, 256),
   "SelfRegulationSCP2": Published(1e-5, 6, 64, 256),
 }
-MODELS = ("linoss", "damped_linoss")
+MODELS = ("linoss",)
 
 
 def set_size(config: Any, size: str) -> None:
@@ -50,13 +50,16 @@ def set_size(config: Any, size: str) -> None:
   problem = config.task.problem
   sizes = PUBLISHED[choose("problem with size=published", problem, PUBLISHED)]
   config.model.update(
-    num_layers=sizes.num_layers, d_model=sizes.d_model, dropout_rate=0.0
+    num_layers=sizes.num_layers, d_model=sizes.d_model, head_dim=0
   )
-  config.model.mixer.update(state_size=sizes.state_size, dropout_rate=0.05)
+  config.model.mixer.update(
+    state_size=sizes.state_size, dropout_rate=0.05, causal=True
+  )
   config.model.block.update(norm_type="batch", dropout_rate=0.05)
   config.update(
     batch_size=sizes.batch_size,
     total_steps=100_000,
     eval_steps=1_000,
+    optimizer={"name": "adam", "b2": 0.999, "eps": 1e-8},
     schedule={"name": "constant", "learning_rate": sizes.learning_rate},
   )

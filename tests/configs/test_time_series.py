@@ -19,6 +19,7 @@ def test_published_sizes_are_those_of_the_paper(problem):
   assert config.model.d_model == sizes.d_model
   assert config.model.mixer.state_size == sizes.state_size
   assert config.model.block.norm_type == "batch"
+  assert config.model.mixer.causal and not config.model.head_dim
   assert config.schedule.learning_rate == sizes.learning_rate
   # The seed of the run draws the splits of this protocol.
   assert (config.seed, config.task.seed) == (3, 3)
