@@ -288,6 +288,7 @@ _TOKENS = {"objective": "token_classification", "causal": True}
 SIZES["state_tracking"] = {"vocab_size": 7, "max_len": 256, "num_classes": 6}
 SIZES["recall"] = {"vocab_size": 257, "max_len": 256, "num_classes": 256}
 SIZES["formal_languages"] = {"vocab_size": 3, "max_len": 80, "num_classes": 2}
+SIZES["time_series"] = {"channels": 6, "max_len": 100, "num_classes": 4}
 SIZES["mad"] = {"vocab_size": 17, "max_len": 256, "num_classes": 16}
 for _name in ("state_tracking", "recall", "formal_languages", "mad"):
   SIZES[_name] |= _TOKENS

@@ -244,9 +244,10 @@ class Model(nn.Module):
       *args: inputs.
       initial_state: state that an earlier call has returned; None to begin.
       return_state: True to return the state after the inputs.
-      segments: numbers of the examples of packed rows, int [b, n]: 1, 2, ... in
-        their order, and 0 at padding. With a state, example 1 continues from
-        it, so that 1 + resets.cumsum(1) empties the state at resets.
+      segments: numbers of the examples of packed rows, int [b, n], or [b, 2, n]
+        for pairs: 1, 2, ... in their order, and 0 at padding. With a state,
+        example 1 continues from it, so that 1 + resets.cumsum(1) empties the
+        state at resets.
       sizes: greatest number of examples of a row, and of tokens of an example;
         None to read them from `segments`, which a compiled function cannot.
       step_sizes: step size of each token, float [b, n], at least 0; None for 1.
@@ -261,16 +262,17 @@ class Model(nn.Module):
     Raises:
       UserError: with a state, for a model that is not causal, a mixer without a
         cache, or a pool that needs the whole sequence; with segments, for
-        pairs, images, or numbers in another order; with step sizes, for a
+        images, or numbers in another order; with step sizes, for a
         model without them, another shape, and negative numbers.
     """
     has_state = initial_state is not None or return_state
     if step_sizes is not None:
       step_sizes = self._check_step_sizes(step_sizes, args[0])
     if segments is not None:
-      packed = make_packed(segments, sizes)
+      self._check_segments(np.shape(segments), np.shape(args[0]))
+      packed = make_packed(self._in_rows(segments), sizes)
       packs = self.reads_packed(has_state=has_state)
-      self._check_packed(packed, np.shape(args[0]), packs, has_state)
+      self._check_packed(packed, packs, has_state)
       if not packs:
         options["mutable"] = mutable
         options["step_sizes"] = step_sizes
@@ -309,37 +311,46 @@ class Model(nn.Module):
     return (
       self.takes_packed
       and not (config.coupled or config.cls or config.separator)
+      and config.num_inputs == 1
       and _takes_numbers(config.variant, traits)
       and not config.mixer_options().get("feat_scale")
     )
 
   @nn.nowrap
-  def _check_packed(
-    self,
-    packed: Packed,
-    shape: tuple[int, ...],
-    packs: bool,
-    has_state: bool,
+  def _in_rows(self, x: Any) -> Any:
+    """Returns x, or for pairs [b, 2, n] the rows of all sequences, [2 b, n]."""
+    if self.config.num_inputs == 1:
+      return x
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    return x.reshape(-1, x.shape[-1])
+
+  @nn.nowrap
+  def _check_segments(
+    self, shape: tuple[int, ...], inputs: tuple[int, ...]
   ) -> None:
-    """Raises UserError for rows that do not fit the model or its inputs.
+    """Raises UserError for segments of another shape than the inputs."""
+    config = self.config
+    if config.image:
+      raise UserError(
+        "This model reads images, which are no rows of tokens: leave out "
+        "segments."
+      )
+    if shape != (inputs[:-1] if config.channels else inputs):
+      raise UserError(
+        f"segments have the shape {shape} and the inputs {inputs}: give the "
+        "number of the example of each token."
+      )
+
+  @nn.nowrap
+  def _check_packed(self, packed: Packed, packs: bool, has_state: bool) -> None:
+    """Raises UserError for rows that do not fit the model.
 
     Args:
       packed: examples of the rows.
-      shape: shape of the inputs.
       packs: result of `reads_packed`.
       has_state: True for a call that continues from a state.
     """
     config = self.config
-    if config.num_inputs > 1 or config.image:
-      raise UserError(
-        "Rows of packed examples have one sequence each, but this model reads "
-        f"{'images' if config.image else 'pairs'}: leave out segments."
-      )
-    if packed.numbers.shape != shape[:2]:
-      raise UserError(
-        f"segments have the shape {packed.numbers.shape} and the inputs "
-        f"{shape}: give the number of the example of each token."
-      )
     if packed.longest > config.max_len and config.positions != "none":
       raise UserError(
         f"An example of {packed.longest} tokens is longer than max_len="
@@ -403,7 +414,17 @@ class Model(nn.Module):
     options: Mapping[str, Any],
   ) -> Any:
     """Applies the model to each example of packed rows in a separate row."""
-    inputs = [unpack(packed, jnp.asarray(array)) for array in args]
+    parts = self.config.num_inputs
+
+    def examples(array: Any) -> jax.Array:
+      rows = unpack(packed, self._in_rows(jnp.asarray(array)))
+      if parts == 1:
+        return rows
+      # Put the two sequences of an example beside each other.
+      by_row = rows.reshape(-1, parts, packed.most, packed.longest)
+      return jnp.swapaxes(by_row, 1, 2).reshape(-1, parts, packed.longest)
+
+    inputs = [examples(array) for array in args]
     more = {
       name: unpack(packed, jnp.asarray(array))
       for name, array in options.items()
@@ -414,7 +435,7 @@ class Model(nn.Module):
     pair: Any = result if options["mutable"] is not False else (result,)
     y, *changed = pair
     if self.is_pooled:
-      y = y.reshape(len(packed.numbers), packed.most, *y.shape[1:])
+      y = y.reshape(-1, packed.most, *y.shape[1:])
     elif y.shape[1:2] == (packed.longest,):
       y = repack(packed, y)
     else:

@@ -12,6 +12,7 @@ from jaxformers import models
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import segments
 from jaxformers.models.mixer import MIXERS
+from tests import initial
 from tests.marks import slow_except
 from tests.models.mixers.oracle import small_sizes
 from tests.models.test_cache import start
@@ -304,11 +305,46 @@ def test_models_that_cannot_read_packed_rows_say_so():
     learned.apply(
       {}, np.ones((1, 20), int), train=False, segments=np.ones((1, 20), int)
     )
-  pairs = build("transformer", num_inputs=2, interaction="nli")
-  with pytest.raises(UserError, match="reads pairs"):
-    pairs.apply({}, ids(), train=False, segments=NUMBERS)
+  images = models.build(
+    "transformer",
+    vocab_size=0,
+    max_len=0,
+    image=(4, 4, 3),
+    patch_size=2,
+    num_classes=2,
+    d_model=8,
+    num_layers=1,
+  )
+  with pytest.raises(UserError, match="reads images"):
+    images.apply({}, np.ones((1, 4, 4, 3)), train=False, segments=NUMBERS)
   real = models.build(
     "s4d", max_len=12, num_classes=3, d_model=8, num_layers=1, vocab_size=0
   )
   with pytest.raises(UserError, match="no packed rows of real numbers"):
     real.apply({}, np.ones((2, N)), train=False, segments=NUMBERS)
+
+
+@pytest.mark.slow
+def test_pairs_in_packed_rows_have_their_own_results():
+  model = build("lru", num_inputs=2, interaction="nli")
+  rng = np.random.default_rng(0)
+  # Two pairs in each of two rows; their parts differ in length.
+  numbers = np.array(
+    [[[1] * 4 + [2] * 3, [1] * 2 + [2] * 5], [[1] * 7, [1] * 3 + [0] * 4]]
+  )
+  tokens = np.where(numbers > 0, rng.integers(1, 11, numbers.shape), 0)
+  params = initial.params(model, model.example())
+  apply = jax.jit(
+    functools.partial(model.apply, train=False), static_argnames="sizes"
+  )
+  got = apply({"params": params}, tokens, segments=numbers, sizes=(2, 7))
+  assert got.shape == (2, 2, 3)
+  for row, number in ((0, 1), (0, 2), (1, 1)):
+    pair = np.zeros((1, 2, 7), int)
+    for part in range(2):
+      at = numbers[row, part] == number
+      pair[0, part, : at.sum()] = tokens[row, part, at]
+    want = apply({"params": params}, pair)[0]
+    np.testing.assert_allclose(got[row, number - 1], want, atol=2e-5)
+  with pytest.raises(UserError, match=r"\(2, 7\).*\(2, 2, 7\)"):
+    model.apply({}, tokens, train=False, segments=numbers[0])
