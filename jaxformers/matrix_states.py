@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.registry import check_keywords
 
 CHUNK = 32  # Writes per chunk, with one decay for all channels of a key.
 FINE_CHUNK = 16  # Writes per chunk, with a decay for each channel.
+FEW_CHANNELS = 32  # With a decay for each, chunks are slower on a CPU.
 BLOCK = 16  # Rows of the blocks of a triangular system.
 HIGHEST = jax.lax.Precision.HIGHEST  # Float32 on TPUs, too.
 
@@ -56,7 +58,7 @@ def matrix_scan(
   resets: jax.Array | None = None,
   initial: jax.Array | None = None,
   reverse: bool = False,
-  form: str = "chunked",
+  form: str = "auto",
   chunk: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns o_t = S_t^T q_t for all tokens t, and the last state S.
@@ -97,7 +99,8 @@ def matrix_scan(
     reverse: True to begin with the last token.
     form: "chunked" computes the tokens of a chunk at once by products and one
       triangular solve, and "loop" one token after another. Both give the same
-      result up to rounding.
+      result up to rounding. "auto" is "loop" on a CPU with a decay for each
+      of at most `FEW_CHANNELS` channels, and "chunked" otherwise.
     chunk: number of writes per chunk; 0 for `CHUNK`, or `FINE_CHUNK` with a
       decay for each channel. The last chunk may be shorter.
 
@@ -138,6 +141,10 @@ def matrix_scan(
   )
   (b, n, h, size), writes = q.shape, k.shape[2]
   is_fine = log_decay is not None and log_decay.ndim == q.ndim
+  if form == "auto":
+    is_small = is_fine and size <= FEW_CHANNELS
+    is_cpu = platforms.backend() == "cpu"
+    form = "loop" if is_small and is_cpu else "chunked"
   if log_decay is not None and not is_fine:
     log_decay = log_decay[..., None]
   # Compute in float32 at least.
@@ -189,8 +196,8 @@ def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
     chunk: number of writes per chunk.
     **arrays: arguments of `matrix_scan`; k, v and beta with an axis of writes.
   """
-  if form not in FORMS:
-    raise ValueError(f"Unknown form {form!r}: choose {', '.join(FORMS)}.")
+  if form not in ("auto", *FORMS):
+    raise ValueError(f"Unknown form {form!r}: choose auto, {', '.join(FORMS)}.")
   if chunk < 0:
     raise ValueError(f"chunk={chunk} is negative: give a number of writes.")
   actual = {name: x.shape for name, x in arrays.items() if x is not None}

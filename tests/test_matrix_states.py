@@ -1,6 +1,7 @@
 """matrix_scan against loops over tokens and heads in NumPy."""
 
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxformers import matrix_scan
+from jaxformers.foundations import platforms
 from tests.marks import slow_except
 
 B, N, H, K, V = 2, 11, 2, 5, 3
@@ -257,7 +259,7 @@ def test_backward_pass_stores_states_of_chunks_alone():
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"form": "tree"}, r"Unknown form 'tree': choose chunked, loop"),
+    ({"form": "tree"}, r"Unknown form 'tree': choose auto, chunked, loop"),
     ({"q": np.ones((2, 3, 4))}, r"q has the shape \(2, 3, 4\).*give q as"),
     ({"v": np.ones((2, 3, 1, 4))}, r"v has the shape.*give \(2, 3, 1, 2, 4\)"),
     ({"beta": np.ones((2, 3))}, r"beta has the shape.*give \(2, 3, 1, 2\)"),
@@ -274,3 +276,23 @@ def test_wrong_arguments_are_named(change, message):
   arguments = {"q": np.ones(shape), "k": np.ones(shape), "v": np.ones(shape)}
   with pytest.raises((ValueError, TypeError), match=message):
     matrix_scan(**arguments | change)
+
+
+@pytest.mark.parametrize(
+  ("decay", "size", "platform", "form"),
+  [
+    ("channel", 32, "cpu", "loop"),
+    ("channel", 33, "cpu", "chunked"),
+    ("channel", 32, "tpu", "chunked"),
+    ("head", 32, "cpu", "chunked"),
+  ],
+)
+def test_the_form_follows_device_and_sizes(decay, size, platform, form):
+  arguments = draw(1, decay, erases=True, shape=(1, 3, 1, size, 2))
+
+  def program(**options):
+    with platforms.targeting(types.SimpleNamespace(platform=platform)):
+      return str(jax.make_jaxpr(lambda x: run(x, **options))(arguments))
+
+  other = "chunked" if form == "loop" else "loop"
+  assert program() == program(form=form) != program(form=other)
