@@ -106,7 +106,8 @@ class Inversion(NamedTuple):
   """Inputs that were reconstructed from the output of the last layer.
 
   Attributes:
-    inputs: reconstructed inputs, int32 ids or float32 numbers, [b, n].
+    inputs: reconstructed inputs, int32 ids or float32 numbers, [b, n], or
+      steps of time series, [b, n, channels], 0 where a number is missing.
     texts: decoded `inputs`; () if the model does not read text.
     recovered: share of the tokens that were recovered exactly.
     error: largest absolute error of the reconstructed embedding.
@@ -348,13 +349,21 @@ class TrainedModel:
     _RANGES["batch_size"].check("batch_size", batch_size)
     x = self.encode(inputs)
     _require_tokens(x, "inputs")
-    length, size = x.shape[-1], min(batch_size, at_least(len(x)))
-    # Pad ids to the next power of two, at most `max_len`.
-    padded = x
-    if x.dtype == np.int32:
-      rest = at_least(length, self.inputs.max_len) - length
-      padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, rest)])
-    return _Padded(x, padded, size)
+    return self._pad(x, batch_size)
+
+  def _pad(self, x: np.ndarray, batch_size: int) -> _Padded:
+    """Pads encoded inputs, so that few shapes have to be compiled."""
+    size = min(batch_size, at_least(len(x)))
+    is_series = bool(self.inputs.channels)
+    if x.dtype != np.int32 and not is_series:
+      return _Padded(x, x, size)
+    # Pad ids and series to the next power of two, at most `max_len`.
+    axis = 1 if is_series else x.ndim - 1
+    widths = [(0, 0)] * x.ndim
+    length = x.shape[axis]
+    widths[axis] = 0, at_least(length, self.inputs.max_len) - length
+    blank = np.nan if is_series else 0
+    return _Padded(x, np.pad(x, widths, constant_values=blank), size)
 
   def decode(self, ids: Any) -> list[str]:
     """Decodes ids into texts.
@@ -397,13 +406,18 @@ class TrainedModel:
       >>> model.outputs(["[MAX 2 9 ]"]).shape
       (1, 10)
     """
-    # Compute the outputs of the padded inputs.
-    x, padded, size = self._read(inputs, batch_size)
+    return self._outputs(self._read(inputs, batch_size))
+
+  def _outputs(self, read: _Padded) -> np.ndarray:
+    """Returns the outputs of inputs that are encoded and padded."""
+    x, padded, size = read
     forward = functools.partial(outputs, self.model, self._variables)
     results = apply_in_batches(forward, padded, size)
     # Outputs for each token: remove those at the padding added by `_read`.
-    has_tokens = x.dtype == np.int32 and x.ndim == 2 and results.ndim == 3
-    rest = padded.shape[-1] - x.shape[-1]
+    is_series = bool(self.inputs.channels)
+    has_tokens = is_series or (x.dtype == np.int32 and x.ndim == 2)
+    has_tokens = has_tokens and results.ndim == 3
+    rest = padded.shape[1] - x.shape[1]
     return results[:, : results.shape[1] - rest] if has_tokens else results
 
   @check_keywords
@@ -446,11 +460,14 @@ class TrainedModel:
   def _predict_tokens(
     self, inputs: Any, batch_size: int
   ) -> list[TokenPrediction]:
-    ids = self.encode(inputs)
-    logits = self.outputs(ids, batch_size=batch_size)
+    read = self._read(inputs, batch_size)
+    logits = self._outputs(read)
     shares = scipy.special.softmax(logits.astype(np.float64), -1)
-    # Numbers have no padding; ids may have it anywhere.
-    is_token = np.ones(ids.shape, bool) if ids.dtype != np.int32 else ids > 0
+    # Numbers have no padding; ids and series may have it anywhere.
+    x = read.inputs
+    is_token = np.ones(x.shape, bool) if x.dtype != np.int32 else x > 0
+    if self.inputs.channels:
+      is_token = ~np.isnan(x).all(-1)
     return [
       TokenPrediction(
         tuple(self._label(k) for k in row[mask].argmax(-1)),
@@ -527,7 +544,8 @@ class TrainedModel:
     """Returns a reader of sequences whose tokens come one after the other.
 
     Raises:
-      UserError: If the model reads later tokens.
+      UserError: If the model reads later tokens, or the time of each step in
+        its series.
 
     Example:
       >>> import jaxformers as jf
@@ -535,7 +553,13 @@ class TrainedModel:
       >>> model.stream().feed([[5, 7, 3]]).shape[:2]
       (1, 3)
     """
-    return Stream(self.model, self._variables)
+    reading = self.inputs.reading if self.inputs.channels else {}
+    if reading.get("include_time"):
+      raise UserError(
+        "include_time=True gives each step its time in the whole series, which "
+        "a stream does not know: train without it."
+      )
+    return Stream(self.model, self._variables, reading)
 
   @check_keywords
   @_explained
@@ -618,12 +642,15 @@ class TrainedModel:
       difference = np.abs(np.asarray(back - hidden[0]))[mask]
       error = max(error, float(difference.max(initial=0)))
     # Remove repeated samples and padding, and compare at the tokens.
-    samples, length = x.size // x.shape[-1], x.shape[-1]
+    channels = self.inputs.channels
+    original = np.nan_to_num(x) if channels else x.reshape(-1, x.shape[-1])
+    samples, length = original.shape[:2]
     mask = np.concatenate(masks)[:samples, :length]
     values = np.concatenate(parts)[:samples, :length]
     # Numbers count as recovered if they are within 1e-4; ids must be equal.
-    values = np.where(mask, values, 0)
-    recovered = np.isclose(values, x.reshape(mask.shape), atol=1e-4)[mask]
+    is_token = mask[..., None] if channels else mask
+    values = np.where(is_token, values, 0)
+    recovered = np.isclose(values, original, atol=1e-4)[mask]
     return Inversion(
       values,
       tuple(self.decode(values)) if self.inputs.tokenizer else (),
@@ -665,7 +692,7 @@ class TrainedModel:
     model = models.in_float32(self.model)
     # Numbers of the classes to certify, [b].
     if labels is None:
-      numbers = self.outputs(x, batch_size=batch_size).argmax(-1)
+      numbers = self._outputs(_Padded(x, padded, size)).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
     # Largest number of tokens and largest radius of each input.

@@ -9,9 +9,9 @@ jaxformers train series/uea:problem=BasicMotions \
 
 protocol=jaxformers has the archive's own test split. protocol=linoss divides
 all series at random, 70 : 15 : 15, as the code of LinOSS does. Published test
-splits have 36 to 85 series, so that an accuracy has a standard error of up to 8
-points, and each seed has other test series. Four of the six data sets of that
-paper are near chance for all published models (SelfRegulationSCP2,
+splits have 36 to 85 series, so that an accuracy has a standard error of 3.5 to
+6.6 points, and each seed has other test series. Four of the six data sets of
+that paper are near chance for all published models (SelfRegulationSCP2,
 MotorImagery, EthanolConcentration, Heartbeat): compare with the trivial rules,
 which are printed beside the score. docs/results.md has scores.
 

@@ -38,7 +38,11 @@ def main(
   x = inverse.inverse(model, run.params, hidden[-1], side)
   recovered, positions = inverse.tokens(model, run.params, x)
   mask = np.asarray(model.mask(ids))[:, model.config.cls :]
-  expected = np.asarray(ids).reshape(mask.shape)
+  expected = np.asarray(ids)
+  if model.config.channels:
+    expected = np.nan_to_num(expected)
+  else:
+    expected = expected.reshape(mask.shape)
   # Compare ids and positions at the tokens, without padding.
   right = np.isclose(recovered, expected, atol=1e-4)[mask].mean()
   shares = f"{right:.4%} of the tokens"

@@ -209,6 +209,12 @@ def tokens(
   embedding_params = params["encoder"]["embedding"]
   has_channels = encoder.block().concatenate_positions
   embedding = encoder.embedding(concatenate=has_channels)
+  width = encoder.embedding.keywords["d_model"] // (1 + has_channels)
+  if model.config.channels > width:
+    raise UserError(
+      f"{model.config.channels} channels do not follow from {width} numbers: "
+      "use `inverse`, which returns the embedding."
+    )
   if model.config.image or embedding.cutoffs or embedding.norm_epsilon:
     raise UserError(
       "Tokens cannot be read from patches, adaptive tables or an embedding "
@@ -235,8 +241,8 @@ def tokens(
     values = jax.device_get(embedding_params["values"])
     kernel = values["kernel"][: max(channels, 1)] * embedding.scale
     content = content - values["bias"] * embedding.scale
-    found = content @ np.linalg.pinv(kernel)
-    return (found if channels else found[..., 0]), positions
+    recovered = content @ np.linalg.pinv(kernel)
+    return (recovered if channels else recovered[..., 0]), positions
   # Find the nearest rows of the embedding: their numbers are the ids.
   table = np.asarray(embedding_params["tokens"]["embedding"])
   return _nearest(content, table * embedding.scale), positions

@@ -34,6 +34,7 @@ from jaxformers.models.encoder import Encoder
 from jaxformers.models.kinds import find_kinds
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers.convolution import (
+  front_mask,
   move_back,
   numbers_to_front,
   to_front,
@@ -220,7 +221,7 @@ class Model(nn.Module):
     mutable: Any = False,
     **options: Any,
   ) -> Any:
-    """Applies the model to inputs; to packed rows; from a state; at times.
+    """Applies the model to inputs.
 
     Packed rows have several examples behind each other. Every example has the
     same result as in a separate row: states and positions begin again, a token
@@ -377,7 +378,7 @@ class Model(nn.Module):
 
   @nn.nowrap
   def _check_step_sizes(self, sizes: Any, inputs: Any) -> jax.Array:
-    """Returns the step sizes [b, n], if they suit the model and its inputs."""
+    """Returns the step sizes, 1 at padding, if they suit model and inputs."""
     config = self.config
     if config.coupled or not _has_step_sizes(config.variant):
       names = [n for n in MODELS if _has_step_sizes(MODELS[n])]
@@ -392,18 +393,18 @@ class Model(nn.Module):
         f"Inputs of the shape {shape} are pairs or images, which have no step "
         "sizes: leave out step_sizes."
       )
-    return steps.check(sizes, shape[:2])
+    return steps.check(sizes, shape[:2], self._is_token(jnp.asarray(inputs)))
 
   @nn.nowrap
   def _place_step_sizes(self, sizes: jax.Array, inputs: Any) -> dict[str, Any]:
     """Returns the step sizes as variables of the mixers."""
     config = self.config
     if self._closes_holes:
-      mask = jnp.asarray(inputs) > 0
+      mask = self._is_token(jnp.asarray(inputs))
       sizes = to_front(sizes[..., None], mask)[..., 0]
     # Prepended tokens have the size 1.
     sizes = jnp.pad(sizes, ((0, 0), (config.cls, 0)), constant_values=1)
-    return steps.collection(sizes, config.num_layers)
+    return steps.make_collection(sizes, config.num_layers)
 
   @nn.nowrap
   def _apply_unpacked(
@@ -492,6 +493,26 @@ class Model(nn.Module):
     check_mixer(config, mixer, length)
 
   @nn.nowrap
+  def _is_token(self, x: jax.Array) -> jax.Array:
+    """Returns where rows of sequences have tokens, bool [b, n].
+
+    Args:
+      x: ids or numbers [b, n], or steps of time series [b, n, c].
+
+    Raises:
+      UserError: for another number of axes or channels.
+    """
+    channels = self.config.channels
+    if x.ndim != 2 + bool(channels) or x.shape[2:] not in ((), (channels,)):
+      axes = f"[b, n, {channels}]" if channels else "[b, n]"
+      raise UserError(
+        f"Inputs of the shape {x.shape}: this model reads sequences {axes}."
+      )
+    if channels:
+      return ~jnp.isnan(x).all(-1)
+    return jnp.ones(x.shape, bool) if self.config.real else x > 0
+
+  @nn.nowrap
   def mask(
     self, ids: jax.Array | np.ndarray, packed: Packed | None = None
   ) -> jax.Array:
@@ -518,11 +539,9 @@ class Model(nn.Module):
       return jnp.ones((ids.shape[0], config.encoder_len), bool)
     # Convert arrays of NumPy: sums of a NumPy mask would be 64 bits wide.
     ids = jnp.asarray(ids)
-    if config.channels:
-      mask = ~jnp.isnan(ids).all(-1)
-    else:
+    if config.num_inputs > 1:
       ids = ids.reshape(-1, ids.shape[-1])
-      mask = jnp.ones(ids.shape, bool) if config.real else ids > 0
+    mask = self._is_token(ids)
     if packed is not None:
       return jnp.where(mask, packed.numbers, -jnp.abs(packed.numbers))
     # Prepended tokens are never padding.
@@ -534,7 +553,8 @@ class Model(nn.Module):
   @property
   def _closes_holes(self) -> bool:
     """True if `close_holes` moves tokens."""
-    return self.config.must_be_causal and not self.config.real
+    config = self.config
+    return config.must_be_causal and (not config.real or config.channels > 0)
 
   @nn.nowrap
   def close_holes(
@@ -548,19 +568,24 @@ class Model(nn.Module):
     have padding only at the end do not change.
 
     Args:
-      ids: int32 [b, n]. Real numbers, which have no padding, and inputs of
-        models that may see later tokens are returned unchanged.
+      ids: int32 [b, n], or steps of time series [b, n, c]. Other real numbers,
+        which have no padding, and inputs of models that may see later tokens
+        are returned unchanged.
       packed: examples of packed rows; None for one example a row.
 
     Returns:
-      The moved ids, [b, n], the examples of the moved rows, and a function that
+      The moved inputs, the examples of the moved rows, and a function that
       moves outputs [b, n, d] back.
     """
     if not self._closes_holes:
       return ids, packed, lambda y: y
     ids = jnp.asarray(ids)
-    mask = ids > 0
-    front = to_front(ids[..., None], mask)[..., 0]
+    mask = self._is_token(ids)
+    if self.config.channels:
+      front = to_front(ids, mask)
+      front = jnp.where(front_mask(mask)[..., None], front, jnp.nan)
+    else:
+      front = to_front(ids[..., None], mask)[..., 0]
     if packed is not None:
       numbers = numbers_to_front(packed.numbers, mask)
       packed = packed._replace(numbers=numbers)

@@ -20,7 +20,7 @@ from jaxformers.foundations.errors import UserError
 STEP_SIZES = "step_sizes"  # Collection of the step sizes of each mixer.
 
 
-def collection(sizes: jax.Array, num_layers: int) -> dict[str, Any]:
+def make_collection(sizes: jax.Array, num_layers: int) -> dict[str, Any]:
   """Returns the variables that give step sizes to all mixers of an encoder.
 
   Args:
@@ -40,29 +40,42 @@ def find(module: nn.Module) -> jax.Array | None:
   return module.get_variable(STEP_SIZES, "s")
 
 
-def check(sizes: Any, shape: tuple[int, ...]) -> jax.Array:
-  """Returns step sizes as float32, or float64 if they are given so, [b, n].
+def check(
+  sizes: Any, shape: tuple[int, ...], mask: jax.Array | None = None
+) -> jax.Array:
+  """Returns step sizes [b, n] as floats, 1 at padding.
 
   Args:
     sizes: step sizes. Only values outside of compiled functions are checked.
     shape: shape of the inputs.
+    mask: bool [b, n], True at tokens; None if all are tokens.
 
   Raises:
-    UserError: for another shape than the shape of the inputs, and for sizes
-      that are negative or not finite.
+    UserError: for another shape than the shape of the inputs, for sizes that
+      are no real numbers, and for sizes of tokens that are negative or not
+      finite.
   """
-  if np.shape(sizes) != shape or len(shape) != 2:
+  try:
+    array = sizes if isinstance(sizes, jax.Array) else np.asarray(sizes)
+  except ValueError:  # Rows of different lengths.
+    array = np.zeros((), object)
+  if array.shape != shape or array.dtype.kind not in "iuf":
     raise UserError(
-      f"step_sizes have the shape {np.shape(sizes)} and the inputs {shape}: "
-      "give a number for each token, [b, n]."
+      f"step_sizes have the shape {array.shape} and the type {array.dtype}, "
+      f"and the inputs the shape {shape}: give a number for each token, [b, n]."
     )
-  if not isinstance(sizes, jax.core.Tracer):
-    array = np.asarray(sizes)
-    is_wrong = ~(np.isfinite(array) & (array >= 0))
+  with np.errstate(over="ignore"):
+    array = jnp.asarray(array)
+  array = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+  # Sizes at padding have no effect: they may even be NaN.
+  if mask is not None:
+    array = jnp.where(mask, array, 1)
+  if not isinstance(array, jax.core.Tracer):
+    values = np.asarray(array)
+    is_wrong = ~(np.isfinite(values) & (values >= 0))
     if is_wrong.any():
       raise UserError(
-        f"A step size is {array[is_wrong][0]}: give finite numbers from 0, "
+        f"A step size is {values[is_wrong][0]}: give finite numbers from 0, "
         "where 1 is the usual size."
       )
-  sizes = jnp.asarray(sizes)
-  return sizes.astype(jnp.promote_types(sizes.dtype, jnp.float32))
+  return array

@@ -17,18 +17,20 @@ class Published(NamedTuple):
   num_layers: int
   d_model: int
   state_size: int
+  include_time: bool
+  scheme: str = "implicit"
   batch_size: int = 32
 
 
 # Source: Rusch and Rus 2025, https://arxiv.org/abs/2410.03943, as in the files
 # `experiment_configs` of the authors' code.
 PUBLISHED: Mapping[str, Published] = {
-  "EigenWorms": Published(1e-3, 2, 128, 64, 4),
-  "EthanolConcentration": Published(1e-5, 4, 16, 16),
-  "Heartbeat": Published(1e-3, 6, 16, 16),
-  "MotorImagery": Published(1e-5, 2, 128, 16),
-  "SelfRegulationSCP1": Published(1e-4, 6, 128, 256),
-  "SelfRegulationSCP2": Published(1e-5, 6, 64, 256),
+  "EigenWorms": Published(1e-3, 2, 128, 64, True, batch_size=4),
+  "EthanolConcentration": Published(1e-5, 4, 16, 16, False),
+  "Heartbeat": Published(1e-3, 6, 16, 16, True),
+  "MotorImagery": Published(1e-5, 2, 128, 16, False),
+  "SelfRegulationSCP1": Published(1e-4, 6, 128, 256, True),
+  "SelfRegulationSCP2": Published(1e-5, 6, 64, 256, True, "imex"),
 }
 MODELS = ("linoss",)
 
@@ -53,13 +55,21 @@ def set_size(config: Any, size: str) -> None:
     num_layers=sizes.num_layers, d_model=sizes.d_model, head_dim=0
   )
   config.model.mixer.update(
-    state_size=sizes.state_size, dropout_rate=0.05, causal=True
+    state_size=sizes.state_size,
+    scheme=sizes.scheme,
+    dropout_rate=0.05,
+    causal=True,
   )
+  config.task.include_time = sizes.include_time
   config.model.block.update(norm_type="batch", dropout_rate=0.05)
   config.update(
     batch_size=sizes.batch_size,
     total_steps=100_000,
     eval_steps=1_000,
     optimizer={"name": "adam", "b2": 0.999, "eps": 1e-8},
-    schedule={"name": "constant", "learning_rate": sizes.learning_rate},
+    schedule={
+      "name": "constant",
+      "learning_rate": sizes.learning_rate,
+      "warmup_steps": 0,
+    },
   )

@@ -160,6 +160,9 @@ def from_arrays(
   most = max_len or longest
   if kind == "numbers":  # All have the same length: there is no padding.
     most = min(most, longest)
+  if kind == "series":
+    for name, split in splits.items():
+      series.require_numbers(getattr(split, "inputs", split), name, most)
   return Task(
     name=NAME,
     protocol=_protocol(classes, count),
@@ -172,7 +175,7 @@ def from_arrays(
     info={"source": "examples given in Python"},
     vocabulary=vocabulary,
     max_len=0 if image else most,
-    channels=series.channels_of(splits["train"]),
+    channels=series.count_channels(splits["train"]),
     num_inputs=TEXTS.get(kind, 1),
     tokenizer="bytes" if kind in TEXTS else "",
     image=image,
@@ -560,14 +563,14 @@ def _series(
       series without any number.
   """
   for k, array in enumerate(arrays):
-    is_series = array.ndim == 2 and array.dtype.kind in "iuf"
+    is_series = array.ndim == 2 and array.dtype.kind == "f"
     if not is_series or array.shape[1] != channels:
       raise UserError(
         f"{name} has an input {array.dtype} {list(array.shape)} at {k}: give "
         f"every time series as numbers float32 [n, {channels}], like the first "
         "one of train."
       )
-    if np.isinf(array).any() or np.isnan(array).all():
+    if series.has_no_numbers(array):
       raise UserError(
         f"{name} has an input without numbers, or with infinite ones, at {k}: "
         "correct it, or remove the example. NaN stands for a missing number."

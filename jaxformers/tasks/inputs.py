@@ -361,6 +361,12 @@ class Inputs:
         raise self._refusal(x)
       if len(x) > self.max_len:
         raise self._misfit(x, f"at most {self.max_len} steps each, or cut them")
+    for k, x in enumerate(arrays):
+      if series.has_no_numbers(x):
+        raise UserError(
+          f"inputs[{k}] has no number, or infinite ones: correct it. NaN "
+          "stands for a missing number."
+        )
     return series.pad(
       [series.normalise(x, self.reading) for x in arrays],
       max(len(x) for x in arrays),

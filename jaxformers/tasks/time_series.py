@@ -8,7 +8,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxformers.data.engine.preparation import open_splits
-from jaxformers.data.engine.series import Series, from_packed, statistics
+from jaxformers.data.engine.series import (
+  Series,
+  compute_statistics,
+  from_packed,
+  require_numbers,
+)
 from jaxformers.data.sets import uea
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Length
@@ -23,7 +28,7 @@ from jaxformers.tasks.task import TASKS, Task
 # random; channels are not normalised. As in the code of LinOSS.
 PROTOCOLS = ("jaxformers", "linoss")
 HELD_OUT = 0.2
-LEAST = 4  # Series of which every part of 70 : 15 : 15 has one.
+MIN_SERIES = 4  # Series of which every part of 70 : 15 : 15 has one.
 # What a reader of scores under "linoss" has to know.
 PITFALLS = (
   "Every seed draws other test series, so the deviation between seeds is not "
@@ -83,12 +88,12 @@ def load_time_series(
       depth; "" searches for a folder of the name of the problem.
     problem: name of the data set.
     include_time: True for a first channel with the time from 0 to 1.
-    seed: seed of the splits of "linoss".
+    seed: seed of the splits of "linoss"; 0 under other protocols.
     max_len: number of steps to which series are cut; 0 for the longest one.
 
   Raises:
-    UserError: for damaged or missing files; under "linoss" for series of
-      unequal lengths.
+    UserError: for damaged or missing files; for a series without numbers; for
+      too few series; under "linoss" for series of unequal lengths.
   """
   choose("protocol of time_series", protocol, PROTOCOLS)
   packed, info = open_splits(
@@ -105,19 +110,32 @@ def load_time_series(
   if protocol == "linoss":
     splits, remarks = _divide(splits, problem, seed), PITFALLS
   else:
+    if seed:
+      raise UserError(
+        f"task.seed={seed} draws the splits of protocol='linoss' only: set it "
+        "to 0."
+      )
+    if len(splits["train"]) < 2:
+      raise UserError(
+        f"{problem} has one series in train, and one is needed for validation, "
+        "too: choose another data set, or protocol='linoss'."
+      )
     held = max(round(HELD_OUT * len(splits["train"])), 1)
     splits |= hold_out(splits["train"], held)
-    mean, deviation = statistics(splits["train"])
+    mean, deviation = compute_statistics(splits["train"])
     splits = {
       name: dataclasses.replace(split, mean=mean, deviation=deviation)
       for name, split in splits.items()
     }
   longest = max(int(split.lengths().max()) for split in splits.values())
+  max_len = min(max_len or longest, longest)
+  for name, split in splits.items():
+    require_numbers(split, name, max_len)
   return Task(
     name="time_series",
     protocol=protocol,
     splits=splits,
-    max_len=min(max_len or longest, longest),
+    max_len=max_len,
     channels=splits["train"].channels,
     num_classes=len(classes),
     classes=classes,
@@ -141,7 +159,7 @@ def _divide(
       f"protocol='linoss' has no series of unequal lengths, but {problem} has "
       f"{min(lengths)} to {max(lengths)} steps: use protocol='jaxformers'."
     )
-  every = dataclasses.replace(
+  merged = dataclasses.replace(
     train,
     values=np.concatenate([train.values, test.values]),
     starts=np.concatenate([train.starts, test.starts + len(train.values)]),
@@ -149,19 +167,17 @@ def _divide(
     labels=np.concatenate([train.labels, test.labels]),
     keys=np.concatenate([train.keys, test.keys]),
   )
-  # Sort the series, and keep the first of equal ones.
-  length = lengths.pop()
-  rows = np.stack([every.values[a : a + length].ravel() for a in every.starts])
-  _, first = np.unique(rows, axis=0, return_index=True)
+  # Keep the first of equal series: keys are hashes of the numbers.
+  _, first = np.unique(merged.keys, return_index=True)
   order = first[np.random.default_rng(seed).permutation(len(first))]
-  if len(order) < LEAST:
+  if len(order) < MIN_SERIES:
     raise UserError(
       f"{problem} has {len(order)} different series: protocol='linoss' needs "
-      f"at least {LEAST} for its three parts."
+      f"at least {MIN_SERIES} for its three parts."
     )
   ends = [int(0.7 * len(order)), int(0.85 * len(order))]
   parts = np.split(order, ends)
   names = ("train", "validation", "test")
   return {
-    name: every.select(part) for name, part in zip(names, parts, strict=True)
+    name: merged.select(part) for name, part in zip(names, parts, strict=True)
   }

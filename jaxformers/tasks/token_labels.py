@@ -76,14 +76,17 @@ class TokenLabels(Split):
       key: ignored, because sequences are not augmented.
 
     Returns:
-      inputs, int32 or float32 [b, n]; targets, int32 [b, n], the classes, and 0
-      where there is none; weights, float32 [b, n], 1 at tokens with a class and
-      0 elsewhere.
+      inputs, int32 or float32 [b, n], or time series float32 [b, n, c];
+      targets, int32 [b, n], the classes, and 0 where there is none; weights,
+      float32 [b, n], 1 at tokens with a class and 0 elsewhere.
     """
     del key
     inputs = self.inputs.batch(indices, max_len)["inputs"]
     stored = self.classes.batch(indices, inputs.shape[1])["inputs"]
     is_labelled = stored != NO_LABEL
+    if inputs.ndim == 3:
+      # Steps of time series without any number are masked.
+      is_labelled &= ~np.isnan(inputs).all(-1)
     return {
       "inputs": inputs,
       "targets": np.where(is_labelled, stored - 1, 0),

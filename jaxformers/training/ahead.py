@@ -29,7 +29,7 @@ from jaxformers.training import (
   run,
 )
 from jaxformers.training import state as states
-from jaxformers.training.layout import Layout, placed_shapes
+from jaxformers.training.layout import Layout, is_series, placed_shapes
 from jaxformers.training.losses import LOSSES
 from jaxformers.training.steps import eval_step
 from jaxformers.training.topologies import Chip
@@ -286,9 +286,11 @@ class Ahead:
     for length in shorter:
 
       def cut(x: Any, length: int = length) -> Any:
-        has_tokens = x.shape[1:] and x.shape[-1] == longest
-        shape = (*x.shape[:-1], length) if has_tokens else x.shape
-        return jax.ShapeDtypeStruct(shape, x.dtype)
+        # Tokens are on the last axis, or before the channels of a series.
+        shape, axis = [*x.shape], -2 if is_series(x) else -1
+        if x.shape[1:] and shape[axis] == longest:
+          shape[axis] = length
+        return jax.ShapeDtypeStruct(tuple(shape), x.dtype)
 
       batch = {name: cut(x) for name, x in self.batch.items()}
       lowered = self._lower_train(parts, batch)

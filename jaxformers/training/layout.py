@@ -78,6 +78,11 @@ def put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
   return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
+def is_series(x: Any) -> bool:
+  """Returns True for time series [b, n, c]; pairs [b, 2, n] are integers."""
+  return x.ndim == 3 and jnp.issubdtype(x.dtype, jnp.floating)
+
+
 def placed_shapes(tree: Any, shardings: Any) -> Any:
   """Returns the shapes of arrays with their shardings, for compilers."""
   return jax.tree.map(
@@ -169,7 +174,7 @@ class Layout:
     def split(x: Any) -> NamedSharding:
       # Split rows over `data` and `fsdp`, and tokens over `sequence`.
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
-      place = 2 if x.ndim == 3 and x.shape[1] == 2 else 1
+      place = 2 if x.ndim == 3 and not is_series(x) else 1
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
         axes[place] = SEQUENCE
       return self.sharding(*axes)

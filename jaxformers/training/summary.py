@@ -18,7 +18,7 @@ from jaxformers.training.progress import duration
 from jaxformers.training.run import Run
 
 # Below this number of test examples, an interval of an accuracy is shown.
-FEW = 1_000
+FEW_EXAMPLES = 1_000
 UNITS = {
   "perplexity": "tokens",
   "error": "tokens",
@@ -199,9 +199,10 @@ def _rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, value in results["baselines"].items():
     yield name, format_score(metric, value)
   yield f"{UNITS.get(metric, 'examples')} scored", f"{results['examples']:,}"
-  if results["examples"] < FEW and metric == "accuracy":
+  is_share = metric == "accuracy" and "sequence_accuracy" not in results
+  if is_share and results["examples"] < FEW_EXAMPLES:
     low, high = _interval(results["accuracy"], results["examples"])
-    yield "95 % interval of so few", f"{100 * low:.1f} to {100 * high:.1f} %"
+    yield "95 % interval of accuracy", f"{100 * low:.1f} to {100 * high:.1f} %"
   # Selection of the checkpoint, size and times.
   best = f"{results['best_step']}, {selection}"
   yield "best step, chosen on", best

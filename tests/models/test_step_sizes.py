@@ -139,7 +139,7 @@ def test_packed_rows_and_streams_have_step_sizes(name):
     np.testing.assert_allclose(found, want[:, part], atol=2e-5)
   # Padding between tokens moves the sizes of the tokens, too.
   holes = np.insert(ids, 4, 0, axis=1)
-  moved = np.insert(steps, 4, 9.0, axis=1)
+  moved = np.insert(steps, 4, np.nan, axis=1)
   found = apply({"params": params}, holes, step_sizes=moved)
   np.testing.assert_allclose(np.delete(found, 4, 1), want, atol=2e-5)
 
@@ -161,12 +161,30 @@ def test_results_are_differentiable_in_step_sizes():
   np.testing.assert_allclose(got, change / 2e-2, rtol=2e-2)
 
 
+def test_sizes_at_padding_have_no_gradient():
+  model = build("lru", positions="none")
+  ids = np.array([[3, 0, 5, 2, 0]])
+
+  @jax.jit
+  def loss(params, steps):
+    y = model.apply({"params": params}, ids, train=False, step_sizes=steps)
+    return y[0, 3, 1:4].sum()
+
+  steps = jnp.array([[1.0, np.nan, 0.5, 2.0, np.inf]])
+  grads = jax.grad(loss, argnums=(0, 1))(start(model), steps)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+  assert not grads[1][0, [1, 4]].any() and grads[1][0, [0, 2, 3]].all()
+
+
 @pytest.mark.parametrize(
   ("name", "steps", "text"),
   [
     ("lru", np.ones((1, 3)), r"step_sizes have the shape \(1, 3\)"),
     ("lru", -np.ones((2, N)), "step size is -1.0"),
     ("lru", np.full((2, N), np.nan), "step size is nan"),
+    ("lru", np.full((2, N), 1e39), "step size is inf"),
+    ("lru", np.ones((2, N), complex), "type complex128.*a number for each"),
+    ("lru", [[1.0], [1.0, 2.0]], r"shape \(\).*a number for each"),
     ("rglru", np.ones((2, N)), "'rglru' has no step sizes.*choose one of.*lru"),
   ],
 )

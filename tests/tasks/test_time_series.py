@@ -42,11 +42,14 @@ def test_the_archive_gives_normalised_series(tmp_path):
 def test_linoss_divides_all_series_without_copies(tmp_path):
   lines = series.small(120)
   lines = [line for line in lines if line.count(",") == 2 * 3]  # Four steps.
+  for k in (4, 5):
+    lines[k] = "?" + lines[k][lines[k].index(",") :]
   folder = series.write(tmp_path / "a", [*lines, lines[0]], lines[3:])
   tasks_ = [
     load(folder, tmp_path, protocol="linoss", seed=s) for s in (0, 0, 1)
   ]
   sizes = [len(split) for split in tasks_[0].splits.values()]
+  # Two of the copies have missing numbers.
   count = len({*lines})
   assert sizes == [
     int(0.7 * count),
@@ -76,6 +79,19 @@ def test_time_is_a_channel_and_series_are_cut(tmp_path):
   assert (task.channels, task.max_len) == (3, 4)
   x = task.splits["test"].batch(np.array([0]), 4)["inputs"]
   assert x.shape == (1, 4, 3) and x[0, 0, 0] == 0
+
+
+@pytest.mark.parametrize(
+  ("options", "text"),
+  [
+    ({"seed": 3}, "task.seed=3 draws the splits of protocol='linoss' only"),
+    ({"protocol": "uea"}, "'uea'.*jaxformers, linoss"),
+  ],
+)
+def test_options_that_do_not_suit_are_refused(tmp_path, options, text):
+  folder = series.write(tmp_path / "a", series.small())
+  with pytest.raises(ValueError, match=text):
+    load(folder, tmp_path, **options)
 
 
 def test_files_that_were_changed_are_noticed(tmp_path):
@@ -112,6 +128,74 @@ def test_a_run_trains_predicts_and_is_loaded(tmp_path, packing):
   single, padded = model.outputs([x]), model.outputs([x, np.zeros((6, 2))])
   np.testing.assert_allclose(single[0], padded[0], atol=1e-5)
   assert model.predict([x])[0].label in ("up", "down")
+  # Raw series are normalised as in training.
+  task = load(folder, tmp_path)
+  test = task.splits["test"]
+  raw = [test.values[a:b] for a, b in zip(test.starts, test.stops, strict=True)]
+  encoded = model.encode(raw)
+  batch = test.batch(np.arange(len(test)), task.max_len)
+  np.testing.assert_array_equal(encoded, batch["inputs"])
+  want = model.model.apply({"params": model.params}, encoded, train=False)
+  np.testing.assert_allclose(model.outputs(raw), want, atol=2e-5)
   for wrong in (np.zeros((3, 3)), np.zeros((99, 2)), np.zeros(4)):
     with pytest.raises(ValueError, match=r"float32 \[n, 2\]|at most 6 steps"):
       model.predict([wrong])
+  for wrong in (np.full((3, 2), np.nan), np.full((3, 2), 1e300)):
+    with pytest.raises(ValueError, match=r"inputs\[0\] has no number"):
+      model.predict([wrong])
+
+
+def train(tmp_path, spec, examples, **options):
+  small = {
+    "total_steps": 4,
+    "eval_steps": 4,
+    "schedule.warmup_steps": 1,
+    "batch_size": 8,
+    "model.d_model": 8,
+    "model.num_layers": 1,
+  }
+  return jf.train(
+    spec, tmp_path / "run", train=examples, options=small | options
+  )
+
+
+def own(count=20):
+  rng = np.random.default_rng(0)
+  return [
+    (50 + rng.normal(size=(3 + k % 4, 2))).astype(np.float32)
+    for k in range(count)
+  ]
+
+
+@pytest.mark.slow
+def test_a_class_for_each_step_is_trained_and_predicted(tmp_path):
+  x = own()
+  x[0][1] = np.nan
+  steps = [np.arange(len(each)) % 2 for each in x]
+  spec = "diagnostics/recall:model=lru"
+  causal = {"model.mixer.causal": True}
+  model = train(tmp_path, spec, (x, steps), **causal)
+  predictions = model.predict(x[:3])
+  # Masked steps have no class.
+  assert [len(p.labels) for p in predictions] == [2, 4, 5]
+  stream = model.stream()
+  whole = model.outputs([x[1]])
+  parts = [stream.feed(x[1][None, k : k + 1]) for k in range(len(x[1]))]
+  np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_certified_and_inverted_series_are_read_once(tmp_path):
+  x = own()
+  labels = [k % 2 for k in range(20)]
+  spec = "series/uea:model=isometric"
+  model = train(tmp_path, spec, (x, labels))
+  certificates = model.certify(x)
+  assert [c.label for c in certificates] == [p.label for p in model.predict(x)]
+  inversion = model.invert(x[:4])
+  assert inversion.recovered == 1.0
+  # Exported programs take series, too.
+  model.save(tmp_path / "saved")
+  np.testing.assert_allclose(
+    jf.load(tmp_path / "saved").outputs(x), model.outputs(x), atol=1e-6
+  )

@@ -62,7 +62,9 @@ def test_place_batch_splits_tokens_over_the_sequence_axis():
   own = layout.Layout.of("data:2,sequence:2", jax.devices())
   shapes = {"pairs": (4, 2, 6), "ids": (4, 6), "targets": (4,), "odd": (4, 5)}
   shapes["series"] = (4, 6, 3)
-  batch = own.place_batch({k: np.zeros(shape) for k, shape in shapes.items()})
+  batch = {k: np.zeros(shape, np.int32) for k, shape in shapes.items()}
+  batch["series"] = batch["series"].astype(np.float32)
+  batch = own.place_batch(batch)
   assert {k: x.sharding.spec for k, x in batch.items()} == {
     "pairs": P(("data", "fsdp"), None, "sequence"),
     "ids": P(("data", "fsdp"), "sequence"),

@@ -131,8 +131,9 @@ def check(run: TrainedModel, out: Path) -> float:
   # Read the files back, as a user's program does.
   loaded = jax.export.deserialize(bytearray((out / "model.jax").read_bytes()))
   flat_arrays = safetensors.numpy.load_file(out / "model.safetensors")
-  # The program takes the inputs last; their last axis has the length.
-  length = loaded.in_avals[-1].shape[-1]
+  # The program takes the inputs last.
+  shape = loaded.in_avals[-1].shape
+  length = shape[1] if run.model.config.channels else shape[-1]
   inputs = jnp.asarray(run.sample(4, length))
   # Compare the exported outputs with the model's outputs.
   variables = make_variables(run.model, run.params)

@@ -99,7 +99,7 @@ def open_splits(
       example for chunk in _chunks(train, "reading") for example in chunk
     )
 
-    def number(label: Any) -> int:
+    def to_number(label: Any) -> int:
       # Labels that are names become their places among the classes.
       if not isinstance(label, bytes):
         return int(label)
@@ -109,7 +109,7 @@ def open_splits(
       # Yield (sequences, label, key) of every example.
       for chunk in _chunks(examples[split], f"packing {source.name}/{split}"):
         for example, row in zip(chunk, encode(chunk), strict=True):
-          yield row, number(example.get("label", 0)), encoding.key(example)
+          yield row, to_number(example.get("label", 0)), encoding.key(example)
 
     # Write every split while it is encoded, without holding it in memory.
     for split in examples:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxformers.data.engine import digests
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.split import Key, Split
+from jaxformers.foundations.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,8 @@ def normalise(series: np.ndarray, reading: Any) -> np.ndarray:
   """Returns a series as a model reads it, float32 [length, c].
 
   Args:
-    series: steps of one series, [length, c].
+    series: steps of one series, [length, c], or without `include_time` of
+      several, [b, length, c].
     reading: settings; see `Series.reading`.
   """
   series = np.asarray(series, np.float32)
@@ -113,8 +115,34 @@ def normalise(series: np.ndarray, reading: Any) -> np.ndarray:
     series = (series - mean) / deviation
   if reading.get("include_time"):
     time = np.arange(len(series), dtype=np.float32) / max(len(series), 1)
+    # Steps without numbers stay masked.
+    time = np.where(np.isnan(series).all(1), np.nan, time)
     series = np.concatenate([time[:, None], series], 1)
   return series
+
+
+def has_no_numbers(series: np.ndarray) -> bool:
+  """Returns True for a series of NaN alone, or with infinite numbers."""
+  with np.errstate(over="ignore"):
+    series = np.asarray(series, np.float32)
+  return bool(np.isinf(series).any() or np.isnan(series).all())
+
+
+def require_numbers(split: Series, name: str, max_len: int) -> None:
+  """Raises UserError for a series whose first max_len steps have no number.
+
+  Args:
+    split: split to check.
+    name: its name, for the message.
+    max_len: length to which series are cut.
+  """
+  bounds = zip(split.starts, split.stops, strict=True)
+  for k, (start, stop) in enumerate(bounds):
+    if np.isnan(split.values[start : min(stop, start + max_len)]).all():
+      raise UserError(
+        f"{name} has a series without numbers in its first {max_len} steps at "
+        f"{k}: remove it, or give a greater max_len."
+      )
 
 
 def pad(series: list[np.ndarray], length: int) -> np.ndarray:
@@ -157,7 +185,9 @@ def from_packed(packed: Packed, channels: int) -> Series:
   )
 
 
-def statistics(split: Series) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_statistics(
+  split: Series,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
   """Returns mean and deviation of each channel, without missing numbers.
 
   The deviation of a constant channel is 1.
@@ -165,15 +195,15 @@ def statistics(split: Series) -> tuple[tuple[float, ...], tuple[float, ...]]:
   values = np.concatenate(
     [split.values[a:b] for a, b in zip(split.starts, split.stops, strict=True)]
   ).astype(np.float64)
-  is_here = np.isfinite(values)
-  count = np.maximum(is_here.sum(0), 1)
-  mean = np.where(is_here, values, 0).sum(0) / count
-  square = np.where(is_here, (values - mean) ** 2, 0).sum(0) / count
+  is_number = np.isfinite(values)
+  count = np.maximum(is_number.sum(0), 1)
+  mean = np.where(is_number, values, 0).sum(0) / count
+  square = np.where(is_number, (values - mean) ** 2, 0).sum(0) / count
   deviation = np.where(square > 0, np.sqrt(square), 1)
   return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-def channels_of(split: Any) -> int:
+def count_channels(split: Any) -> int:
   """Returns the number of channels of a split; 0 if it has no time series.
 
   Args:

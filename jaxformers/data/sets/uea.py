@@ -94,7 +94,10 @@ def parse(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Any]:
         f"{where}: {lengths.pop()} steps, but the file says that every series "
         f"has {length}. The file is damaged: download it again."
       )
-    yield np.stack(series, 1), label.strip()
+    stacked = np.stack(series, 1)
+    if np.isnan(stacked).all():
+      raise UserError(f"{where}: the series has no number: remove the line.")
+    yield stacked, label.strip()
 
 
 def _header(lines: Iterator[tuple[int, str]], name: str) -> Header:
@@ -109,12 +112,15 @@ def _header(lines: Iterator[tuple[int, str]], name: str) -> Header:
         f"{name}, line {number}: expected a line such as '@dimensions 6' "
         f"before @data, but found {line[:40]!r}. Give a .ts file."
       )
-    fields[key[1:].lower()] = values
+    # The flag is written "true" or "True"; names of classes stay as they are.
+    fields[key[1:].lower()] = [value.lower() for value in values[:1]] + values[
+      1:
+    ]
   else:
     raise UserError(f"{name} has no line @data: give a .ts file.")
 
   def is_true(field: str) -> bool:
-    return fields.get(field, ["false"])[:1] in (["true"], ["True"])
+    return fields.get(field, ["false"])[:1] == ["true"]
 
   if is_true("timestamps"):
     raise UserError(
@@ -178,11 +184,8 @@ def read(problem: str, path: Path) -> dict[str, list[Keyed]]:
     split = files[name.rpartition("/")[2]]
     if split in splits:
       raise UserError(f"{path} holds two files {name.rpartition('/')[2]}.")
-    try:
-      text = content.decode()
-    except UnicodeDecodeError as error:
-      raise UserError(f"{path}, {name} is no text ({error}).") from None
-    rows = parse(_lines(text), name)
+    # Comments may be in any encoding; numbers and classes are compared.
+    rows = parse(_lines(content.decode("utf-8-sig", "replace")), name)
     header = next(rows)
     splits[split] = [
       (
@@ -208,10 +211,10 @@ def read(problem: str, path: Path) -> dict[str, list[Keyed]]:
       f"{path}: {problem}_TRAIN.ts and {problem}_TEST.ts differ in channels or "
       "classes: download them again."
     )
-  of_train, of_test = (
+  train_classes, test_classes = (
     {row["label"] for _, row in splits[split]} for split in SPLITS
   )
-  if new := of_test - of_train:
+  if new := test_classes - train_classes:
     raise UserError(
       f"{path}: train has no series of the class {min(new).decode()!r}, which "
       "test has: download the files again."

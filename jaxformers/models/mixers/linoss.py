@@ -54,8 +54,8 @@ class LinOSS(Recurrence):
 
   The gate is applied to y = Re(C x) + D u; B and C are complex. With the scheme
   "imex" and without damping (G = 0), the state keeps its norm if there is no
-  input; with damping or with the scheme "implicit", every step shrinks it. See
-  `rates`, and docs/theory.md.
+  input; with damping (G > 0) or with the scheme "implicit", every step shrinks
+  it. See `rates`, and docs/theory.md.
 
   A step of an oscillator multiplies its velocity and its position by a matrix
   whose eigenvalues are lambda = r e^(+-i th). The mixer computes the recurrence
@@ -63,9 +63,10 @@ class LinOSS(Recurrence):
   parts have separate states, and x_n = D^2 r^2 Im(lambda h_n) / Im(lambda) with
   the step D.
 
-  Differs from the authors' code, where A of 4 / D^2 and more makes the states
-  of "imex" grow, and A = 0 makes them grow linearly: here A is clipped so that
-  th is from 0.001 to pi - 0.001, as D-LinOSS does for 0 and pi. With two
+  Differs from the authors' code, where without damping A of 4 / D^2 and more
+  makes the states of "imex" grow, and A = 0 makes them grow linearly: here A is
+  clipped so that th is from 0.001 to pi - 0.001, as D-LinOSS does for 0 and pi.
+  With two
   directions, C has columns for both.
 
   Source: Rusch and Rus 2025, https://arxiv.org/abs/2410.03943, section 2; with
@@ -147,9 +148,9 @@ class LinOSS(Recurrence):
     """Returns the moduli r of the eigenvalues, float64 [P].
 
     Without input, n steps multiply the norm of the state of each oscillator by
-    r^n, for any parameters; with step sizes, n is their sum. The norm is that
-    of the states h of the cache; in velocity z and position x, without damping,
-    its square is z^2 - D A z x + A x^2 times a constant.
+    r^n, for any parameters; with step sizes, n is their sum. This is the norm
+    of the states h of the cache. For "imex" without damping, its square times
+    D^2 is z^2 - D A z x + A x^2, in velocity z and position x.
 
     Args:
       collections: `params` of the mixer.
@@ -173,14 +174,15 @@ class LinOSS(Recurrence):
     if self.scheme == "implicit" and (self.damped or is_ring):
       raise UserError(
         f"scheme='implicit' with damped={self.damped} and start="
-        f"{self.start!r}: damping and the ring are defined for scheme='imex'."
+        f"{self.start!r}: damping and the ring are defined for scheme='imex'. "
+        "Set it, or leave both out."
       )
     if self.damped and not is_ring:
       raise UserError(
         "damped=True with start='uniform' has no initial damping: set "
         "start='ring'."
       )
-    if is_ring and not 0 < self.r_min < self.r_max <= 1:
+    if self.damped and not 0 < self.r_min < self.r_max <= 1:
       raise UserError(
         f"r_min={self.r_min} and r_max={self.r_max} are not radii of a ring: "
         "give 0 < r_min < r_max <= 1."

@@ -1,6 +1,7 @@
 """Splits of time series: reading, padding, statistics."""
 
 import numpy as np
+import pytest
 
 from jaxformers.data.engine import series
 
@@ -27,11 +28,11 @@ def test_batches_are_cut_and_padded_with_nan():
 
 
 def test_statistics_leave_out_missing_numbers():
-  mean, deviation = series.statistics(split())
+  mean, deviation = series.compute_statistics(split())
   assert mean == (4.0, 4.0)
   np.testing.assert_allclose(deviation, [5**0.5, (32 / 3) ** 0.5])
   # Only the selected series count; a constant channel has the deviation 1.
-  assert series.statistics(split().select(np.array([1]))) == (
+  assert series.compute_statistics(split().select(np.array([1]))) == (
     (7.0, 0.0),
     (1.0, 1.0),
   )
@@ -42,6 +43,21 @@ def test_series_are_normalised_and_have_their_time():
   assert made.channels == 3
   want = [[0, 0, np.nan], [1 / 3, 1, 0], [2 / 3, 2, 1]]
   np.testing.assert_allclose(made[0], np.float32(want))
+  # A step without numbers has no time, so that it is masked.
+  made.values[1] = np.nan
+  assert np.isnan(made[0]).tolist() == [
+    [False, False, True],
+    [True] * 3,
+    [False] * 3,
+  ]
+
+
+def test_series_without_numbers_are_refused():
+  made = split()
+  made.values[0] = np.nan
+  series.require_numbers(made, "train", 2)
+  with pytest.raises(ValueError, match="train.*first 1 steps at 0"):
+    series.require_numbers(made, "train", 1)
 
 
 def test_digests_depend_on_values_and_bounds():

@@ -45,6 +45,7 @@ def test_missing_numbers_comments_and_empty_lines(tmp_path):
     ("1,:3,4:up", "line 10: "),
     ("1,1e99:3,4:up", "line 10: a number is infinite"),
     ("1,2:3,4:left", "'left' is none of"),
+    ("?,?:?,?:up", "line 10: the series has no number"),
   ],
 )
 def test_damaged_lines_are_refused(tmp_path, line, text):
@@ -72,6 +73,18 @@ def test_wrong_headers_are_refused(tmp_path, old, new, text):
   header = series.HEADER.replace(old, new)
   with pytest.raises(ValueError, match=text):
     uea.read("Small", series.write(tmp_path, series.small(), header=header))
+
+
+def test_marks_comments_and_capitals_are_read(tmp_path):
+  folder = series.write(tmp_path, series.small())
+  plain = uea.read("Small", folder)
+  for path in folder.iterdir():
+    text = path.read_bytes().replace(b"@classLabel true", b"@classlabel TRUE")
+    text = text.replace(b"A comment", b"\xe9t\xe9")
+    path.write_bytes(b"\xef\xbb\xbf" + text)
+  for split, rows in uea.read("Small", folder).items():
+    for row, want in zip(rows, plain[split], strict=True):
+      assert row[1]["label"] == want[1]["label"]
 
 
 def test_other_files_are_refused(tmp_path):

@@ -107,6 +107,29 @@ def test_imex_keeps_the_energy_of_each_oscillator():
 
 
 @pytest.mark.parametrize("options", FORMS)
+def test_parameters_out_of_range_are_clipped(monkeypatch, options):
+  """Frequencies of 0, below it and far above 4 / D^2, and negative damping."""
+  options = SMALL | options | {"causal": True}
+  start = sequential.start
+
+  def extreme(*arguments):
+    params = start(*arguments)
+    params["A_diag"][:4] = 100.0, 0.0, -1.0, 7.0
+    if "G_diag" in params:
+      params["G_diag"][:2] = -1.0, 0.0
+    return params
+
+  monkeypatch.setattr(sequential, "start", extreme)
+  sequential.check(
+    "linoss",
+    lambda params, x: outputs(params, x, options),
+    options,
+    shift=0.02,
+    atol=2e-3,  # Rounding errors are divided by the sine of the angle.
+  )
+
+
+@pytest.mark.parametrize("options", FORMS)
 def test_states_keep_or_lose_their_norm_as_the_rates_say(options):
   options = SMALL | options | {"causal": True}
   mixer = MIXERS["linoss"](**options)
@@ -114,9 +137,12 @@ def test_states_keep_or_lose_their_norm_as_the_rates_say(options):
   params = sequential.start("linoss", options, 0.0)
   params["A_diag"][:2] = 100.0, 0.0
   variables = {"params": params}
-  sizes = np.random.default_rng(0).uniform(0, 2, (1, 16_384))
+  # States that lose energy are 0 after so many tokens.
+  is_kept = options.get("scheme") != "implicit" and not options.get("damped")
+  n = 16_384 if is_kept else 16
+  sizes = np.random.default_rng(0).uniform(0, 2, (1, n))
   # The first token drives the oscillators; the others are zero.
-  x = np.zeros((1, 16_384, sequential.D), np.float32)
+  x = np.zeros((1, n, sequential.D), np.float32)
   x[0, 0] = 1
 
   @jax.jit
@@ -131,10 +157,10 @@ def test_states_keep_or_lose_their_norm_as_the_rates_say(options):
     )
     return jnp.square(jnp.stack(changed["cache"]["state"])).sum(0)[0]
 
-  first, end = (last(x[:, :n], sizes[:, :n]) for n in (1, 16_384))
+  first, end = (last(x[:, :k], sizes[:, :k]) for k in (1, n))
   rates = np.tile(mixer.rates(variables), 2)
   want = np.asarray(first, np.float64) * rates ** (2 * sizes[0, 1:].sum())
-  np.testing.assert_allclose(end, want, rtol=2e-3, atol=1e-30)
+  np.testing.assert_allclose(end, want, rtol=2e-3, atol=0)
 
 
 def test_eigenvalues_start_on_the_ring():
@@ -161,7 +187,10 @@ def test_eigenvalues_start_on_the_ring():
   [
     ({"scheme": "implicit", "start": "ring"}, "implicit.*ring"),
     ({"damped": True}, "damped=True.*start='ring'"),
-    ({"start": "ring", "r_min": 0.95, "r_max": 0.9}, "r_min=0.95.*r_max=0.9"),
+    (
+      {"damped": True, "start": "ring", "r_min": 0.95, "r_max": 0.9},
+      "r_min=0.95.*r_max=0.9",
+    ),
     ({"scheme": "im"}, "'im'.*imex, implicit"),
   ],
 )
