@@ -32,8 +32,9 @@ from jaxformers.foundations import (
 )
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call, check_keywords, choose
-from jaxformers.models import Model, certificates, inverse
+from jaxformers.models import Model, certificates, inverse, sipit
 from jaxformers.models.batches import apply_in_batches, in_batches
+from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.capture import capture
 from jaxformers.models.decode import at_least
 from jaxformers.models.streams import Stream
@@ -109,14 +110,21 @@ class Inversion(NamedTuple):
     inputs: reconstructed inputs, int32 ids or float32 numbers, [b, n], or
       steps of time series, [b, n, channels], 0 where a number is missing.
     texts: decoded `inputs`; () if the model does not read text.
-    recovered: share of the tokens that were recovered exactly.
-    error: largest absolute error of the reconstructed embedding.
+    recovered: share of the tokens that were recovered exactly; None if only
+      states are known.
+    error: largest absolute error of the reconstructed embedding; or for tokens
+      that were found one after the other, the largest distance of a state of
+      the found tokens from the given state.
+    margins: for tokens that were found one after the other, the distance of the
+      second nearest candidate over the distance of the nearest, float32 [b, n],
+      where 1 is a collision; None otherwise.
   """
 
   inputs: np.ndarray
   texts: tuple[str, ...]
-  recovered: float
+  recovered: float | None
   error: float
+  margins: np.ndarray | None = None
 
 
 class Certificate(NamedTuple):
@@ -594,7 +602,8 @@ class TrainedModel:
     masks = [np.asarray(c.mask) for c in captured]
     # Remove repeated samples and padding; a pair counts as two samples.
     samples = len(x) * self.model.config.num_inputs
-    tokens = masks[0].shape[1] - (padded.shape[-1] - x.shape[-1])
+    axis = 1 if self.inputs.channels else -1
+    tokens = masks[0].shape[1] - (padded.shape[axis] - x.shape[axis])
     return HiddenStates(
       np.concatenate(states, 1)[:, :samples, :tokens],
       np.concatenate(masks)[:samples, :tokens],
@@ -602,22 +611,38 @@ class TrainedModel:
 
   @check_keywords
   @_explained
-  def invert(self, inputs: Any, *, batch_size: int = 32) -> Inversion:
-    """Reconstructs inputs from the output of the last layer.
+  def invert(
+    self,
+    inputs: Any = None,
+    *,
+    states: Any = None,
+    layer: int | None = None,
+    policy: str = "all",
+    batch_size: int = 32,
+  ) -> Inversion:
+    """Reconstructs inputs from the output of a layer.
 
-    The layers run forwards on the inputs, and then backwards from the output of
-    the last layer. The backward pass uses the side information of the forward
-    pass (see `models.inverse`).
+    Invertible layers run forwards on the inputs, and then backwards from the
+    output of the last layer. The backward pass uses the side information of the
+    forward pass (see `models.inverse`). Other causal models, and all causal
+    models from `states` or a chosen layer, are inverted token by token: each
+    token is the candidate whose state is nearest (see `models.sipit`).
 
     Args:
-      inputs: Texts or arrays.
+      inputs: Texts or arrays; None if states are given.
+      states: Output of a layer for b sequences without padding, float
+        [b, n, d], as `hidden_states` returns it. It may be noisy.
+      layer: Number of the layer, from 1, or 0 for the embedded tokens. None for
+        the last layer.
+      policy: Candidates of a token, "all" or "gradient"; see `sipit.recover`.
       batch_size: Number of inputs per batch.
 
     Returns:
       The reconstructed inputs and their errors.
 
     Raises:
-      UserError: If the layers of the model are not invertible.
+      UserError: If the layers of the model are not invertible and the model is
+        not causal, or if the states do not fit the model.
 
     Example:
       >>> import jaxformers as jf
@@ -625,6 +650,11 @@ class TrainedModel:
       >>> model.invert(["[MAX 2 9 ]"]).texts
       ('[MAX 2 9 ]',)
     """
+    if (inputs is None) == (states is None):
+      raise UserError("Give either inputs or states.")
+    is_whole = states is None and layer is None and policy == "all"
+    if not is_whole or layers_of(self.model.stacks()["encoder"]) is None:
+      return self._search(inputs, states, layer, policy, batch_size)
     x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     # A [CLS] token in front is not part of the inputs.
@@ -656,6 +686,53 @@ class TrainedModel:
       tuple(self.decode(values)) if self.inputs.tokenizer else (),
       float(recovered.mean()),
       error,
+    )
+
+  def _search(
+    self,
+    inputs: Any,
+    states: Any,
+    layer: int | None,
+    policy: str,
+    batch_size: int,
+  ) -> Inversion:
+    """Finds tokens one after the other; see `invert`."""
+    ids = mask = None
+    if not self.model.config.is_causal:
+      raise UserError(
+        f"The model {self.model.config.name!r} reads later tokens, so that its "
+        "states are not inverted token by token, and its layers have no "
+        "inverse: choose a causal model, or one with injective layers."
+      )
+    if states is None:
+      x = self.encode(inputs)
+      _require_tokens(x, "inputs")
+      model = models.in_float32(self.model)
+      # Models of next tokens move tokens to the front, before padding.
+      ids = np.asarray(model.close_holes(jnp.asarray(x))[0])
+      parts = []
+      size = min(batch_size, at_least(len(x)))
+      for batch in in_batches(x, size):
+        hidden = capture(model, self._variables, batch).hidden
+        parts.append(np.asarray(hidden[-1 if layer is None else layer]))
+      states, mask = np.concatenate(parts)[: len(x)], ids > 0
+    found = sipit.recover(
+      self.model,
+      self._params,
+      states,
+      layer=layer,
+      mask=mask,
+      policy=policy,
+      batch_size=batch_size,
+      progress=True,
+    )
+    recovered = None if ids is None else float((found.ids == ids)[mask].mean())
+    return Inversion(
+      found.ids,
+      tuple(self.decode(found.ids)) if self.inputs.tokenizer else (),
+      recovered,
+      float(found.distances.max(where=found.ids > 0, initial=0)),
+      found.margins,
     )
 
   @check_keywords

@@ -104,6 +104,21 @@ def test_hidden_states_have_every_layer(model):
   np.testing.assert_array_equal(one_by_one.mask, mask)
 
 
+def test_causal_models_are_inverted_from_states_of_any_layer():
+  model = jf.load("zoo:language-allpass")
+  ids = np.array([[5, 7, 3, 12], [4, 4, 9, 0]])
+  hidden = model.hidden_states(ids).states
+  back = model.invert(states=hidden[1, :, :3], layer=1)
+  np.testing.assert_array_equal(back.inputs, ids[:, :3])
+  assert back.recovered is None and back.margins.min() > 10
+  # Inputs of unequal lengths, from their own states.
+  back = model.invert(ids, layer=2, policy="gradient")
+  np.testing.assert_array_equal(back.inputs, ids)
+  assert back.recovered == 1.0
+  with pytest.raises(ValueError, match="either inputs or states"):
+    model.invert()
+
+
 @pytest.mark.parametrize(
   "name", long_except(("model",), ("model", "isometric"))
 )

@@ -1,22 +1,36 @@
-r"""Runs injective layers backwards, from the last output to the tokens.
+r"""Recovers the tokens from the output of a layer.
 
 jaxformers inverse runs/listops
 
-A layer of TransJect is injective if the weights of its gate and Sigma are given
-(theorem 2 of the paper; docs/theory.md). The forward pass returns both as side
-information, which has num_layers * num_experts + d numbers per sample.
+runs injective layers backwards. A layer of TransJect is injective if the
+weights of its gate and Sigma are given (theorem 2 of the paper;
+docs/theory.md). The forward pass returns both as side information, which has
+num_layers * num_experts + d numbers per sample.
+
+jaxformers inverse runs/language --layer 1 --noise 0.01
+
+finds the tokens of a causal model one after the other, by the state of layer 1
+with added noise: see `models.sipit`. Causal models without injective layers are
+always inverted in this way. --states takes the states of other sequences from a
+file, and prints the tokens.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.commands import states
-from jaxformers.foundations import cli
-from jaxformers.models import in_float32, inverse
+from jaxformers.foundations import cli, paths
+from jaxformers.foundations.errors import UserError
+from jaxformers.inference import TrainedModel
+from jaxformers.models import in_float32, inverse, sipit
+from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.capture import capture
+from jaxformers.models.variables import make_variables
 
 
 @cli.command(
@@ -25,12 +39,39 @@ from jaxformers.models import in_float32, inverse
   states.SPLIT,
   cli.option("samples", 32, "number of samples"),
   cli.option("length", 512, "largest number of tokens per sample"),
+  cli.option("layer", -1, "number of the layer, from 0; -1 for the last one"),
+  cli.option("noise", 0.0, "Euclidean norm of the noise of each state"),
+  cli.option("policy", "all", "candidates of a token, all or gradient"),
+  cli.argument(
+    "--states",
+    dest="file",
+    default="",
+    metavar="FILE",
+    help="states [b, n, d] of other sequences, as np.save writes them",
+  ),
 )
 def main(
-  workdir: str, split: str, samples: int, length: int, **state: Any
+  workdir: str,
+  split: str,
+  samples: int,
+  length: int,
+  layer: int,
+  noise: float,
+  policy: str,
+  file: str,
+  **state: Any,
 ) -> None:
-  """Prints the share of tokens that are recovered from the last layer."""
+  """Prints the share of tokens that are recovered from a layer."""
   run = states.load(workdir, **state)
+  place = None if layer < 0 else layer
+  is_whole = place is None and not noise and policy == "all"
+  if file:
+    _print_tokens(run, file, place, policy)
+    return
+  if not is_whole or layers_of(run.model.stacks()["encoder"]) is None:
+    drawn = run.sample(samples, length, split)
+    print(states.describe(state), _search(run, drawn, place, noise, policy))
+    return
   ids = jnp.asarray(run.sample(samples, length, split))
   model = in_float32(run.model)
   # Recover the tokens from only the last layer and the side information.
@@ -58,6 +99,79 @@ def main(
     f"{len(hidden) - 1} layers and back: {shares} recovered; largest error of "
     f"the embedding {off:.2g}."
   )
+
+
+def _search(
+  run: TrainedModel,
+  ids: np.ndarray,
+  layer: int | None,
+  noise: float,
+  policy: str,
+) -> str:
+  """Returns a report of the tokens that are found one after the other.
+
+  Args:
+    run: trained model.
+    ids: samples, int32 [b, n].
+    layer: number of the layer; None for the last one.
+    noise: Euclidean norm of the noise that is added to each state.
+    policy: argument of `sipit.recover`.
+  """
+  model = in_float32(run.model)
+  model.check_causal()
+  variables = make_variables(model, run.params)
+  captured = capture(model, variables, jnp.asarray(ids))
+  hidden = np.asarray(captured.hidden[-1 if layer is None else layer])
+  ids = np.asarray(model.close_holes(jnp.asarray(ids))[0])
+  mask = ids > 0
+  drawn = np.random.default_rng(0).normal(size=hidden.shape)
+  drawn *= noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
+  began = time.perf_counter()
+  found = sipit.recover(
+    model,
+    run.params,
+    hidden + drawn,
+    layer=layer,
+    mask=mask,
+    policy=policy,
+    progress=True,
+  )
+  seconds = (time.perf_counter() - began) / len(ids)
+  right = (found.ids == ids)[mask].mean()
+  radius = sipit.noise_radius(model, run.params, layer)
+  certified = "no noise radius is known"
+  if radius is not None:
+    certified = f"certified up to noise of {radius:.2g}"
+  name = "the last layer" if layer is None else f"layer {layer}"
+  return (
+    f"{mask.sum()} tokens of {len(ids)} sequences, one after the other from "
+    f"{name} with noise of {noise:g}: {right:.4%} recovered; least margin "
+    f"{found.margins[mask].min():.3g}, greatest distance "
+    f"{found.distances[mask].max():.2g}, {seconds:.2g} s a sequence with the "
+    f"compilation; {certified}."
+  )
+
+
+def _print_tokens(
+  run: TrainedModel, file: str, layer: int | None, policy: str
+) -> None:
+  """Prints the tokens of the states in a file, a sequence a line.
+
+  Raises:
+    UserError: for a file that is no array of NumPy.
+  """
+  try:
+    array = np.load(paths.expand(file), allow_pickle=False)
+  except (OSError, ValueError) as error:
+    raise UserError(
+      f"{file} is no array of NumPy ({error}): give states [b, n, d] that "
+      "np.save has written."
+    ) from None
+  found = sipit.recover(
+    run.model, run.params, array, layer=layer, policy=policy, progress=True
+  )
+  for ids, margins in zip(found.ids, found.margins, strict=True):
+    print(f"margin {margins.min():.3g}: {run.inputs.decode(ids)}")
 
 
 if __name__ == "__main__":

@@ -231,3 +231,29 @@ def test_inverse_command_prints_recovered_shares(smoke, tmp_path, capsys):
   assert "of 4 sequences, through 2 layers" in printed
   with pytest.raises(SystemExit, match="There is no run in"):
     inverse_command.main([str(tmp_path / "nothing")])
+
+
+@pytest.mark.slow
+def test_inverse_command_searches_tokens_of_causal_models(
+  smoke, tmp_path, capsys
+):
+  causal = {"model.mixer.causal": True}
+  loop.run(smoke("lru", **causal), tmp_path / "run")
+  capsys.readouterr()
+  options = ["--samples=2", "--length=6"]
+  workdir = str(tmp_path / "run")
+  inverse_command.main([workdir, *options, "--layer=1"])
+  printed = capsys.readouterr().out
+  assert "of 2 sequences, one after the other from layer 1" in printed
+  assert "100.0000% recovered" in printed and "no noise radius" in printed
+  # States of a file, as another program may have written them.
+  run = inverse_command.states.load(workdir)
+  ids = run.sample(1, 5)
+  variables = make_variables(run.model, run.params)
+  hidden = inverse_command.capture(run.model, variables, ids).hidden
+  np.save(tmp_path / "states.npy", np.asarray(hidden[-1]))
+  inverse_command.main([workdir, f"--states={tmp_path / 'states.npy'}"])
+  assert run.inputs.decode(ids[0]) in capsys.readouterr().out
+  (tmp_path / "wrong.npy").write_text("no array")
+  with pytest.raises(SystemExit, match="wrong.npy is no array of NumPy"):
+    inverse_command.main([workdir, f"--states={tmp_path / 'wrong.npy'}"])

@@ -1,0 +1,342 @@
+"""Inversion of causal models: from the states of any layer to the tokens.
+
+In a causal model the state of a token depends on the token and on earlier ones.
+Given the states of all tokens, each token is found by trying every token of the
+vocabulary after the tokens that are already found, and by taking the one whose
+state is nearest. All candidates continue from one cache, so that a candidate
+costs one step.
+
+Source: SipIt of Nikolaou et al. 2025, https://arxiv.org/abs/2510.15511,
+algorithm 1. Differs from it: candidates share the cache of the prefix, and the
+nearest candidate is taken in place of the first one within a distance.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.spatial
+from tqdm import tqdm
+
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import check_keywords, choose
+from jaxformers.models.blocks.invertible import layers_of
+from jaxformers.models.bounds import token_table
+from jaxformers.models.cache import CACHE, FIXED
+from jaxformers.models.decode import is_bounded
+from jaxformers.models.mixer import names_with_step
+from jaxformers.models.model import EncoderModel, Model, in_float32
+from jaxformers.models.variables import make_variables, of_stack
+
+POLICIES = ("all", "gradient")
+MAX_BYTES = 1 << 26  # Bytes of the caches of the candidates of a chunk.
+GRADIENT_STEPS = 60
+GRADIENT_RATE = 0.1  # Relative to the deviation of the embedded candidates.
+
+
+class Recovered(NamedTuple):
+  """Tokens that were recovered from states.
+
+  Attributes:
+    ids: the nearest candidates, int32 [b, n]; 0 where the mask is False.
+    distances: Euclidean distances of their states from the given ones, float32
+      [b, n].
+    margins: distance of the second nearest candidate over the distance of the
+      nearest one, at least 1, float32 [b, n]. 1 is a collision: two candidates
+      have the same state.
+  """
+
+  ids: np.ndarray
+  distances: np.ndarray
+  margins: np.ndarray
+
+
+@check_keywords
+def recover(
+  model: Model,
+  params: Any,
+  states: Any,
+  *,
+  layer: int | None = None,
+  mask: Any = None,
+  policy: str = "all",
+  num_candidates: int = 64,
+  batch_size: int = 32,
+  progress: bool = False,
+) -> Recovered:
+  """Returns the tokens whose states of a layer are nearest to given ones.
+
+  Computes in float32. The tokens of a prompt are found one after the other, so
+  that a wrong token may spoil the next ones.
+
+  Args:
+    model: causal model of ids, whose mixer has a cache.
+    params: parameters of the model.
+    states: output of a layer for the tokens of b prompts, float [b, n, d], such
+      as `capture` returns it: before a final norm of the encoder.
+    layer: number of the layer, from 1, or 0 for the embedded tokens; None for
+      the last layer.
+    mask: bool [b, n], True at tokens, which come first in each row; None for
+      all True.
+    policy: candidates of a token. "all": the vocabulary without padding.
+      "gradient": the `num_candidates` tokens that are nearest to the input of
+      the first layer which Adam finds for the state; it may miss the token.
+    num_candidates: number of candidates of "gradient".
+    batch_size: number of prompts that are searched together.
+    progress: True to show a progress bar on stderr.
+
+  Raises:
+    UserError: for a model that reads later tokens or has no cache, for states
+      of another shape or that are not finite, for more tokens than the model
+      reads, and for an unknown layer or policy.
+  """
+  states, mask = _check(model, states, mask, layer, policy)
+  model = EncoderModel(in_float32(model).config)
+  layer = model.config.num_layers if layer is None else layer
+  variables = make_variables(model, params)
+  size = model.config.vocab_size
+  count = size - 1 if policy == "all" else min(num_candidates, size - 1)
+  parts = []
+  starts = range(0, len(states), batch_size)
+  for start in tqdm(starts, "inverting", disable=None if progress else True):
+    rows = slice(start, start + batch_size)
+    width = _chunk(model, variables, len(states[rows]), count)
+    search = (layer, policy, count, width)
+    parts.append(_recover(model, search, variables, states[rows], mask[rows]))
+  joined = (
+    np.concatenate([np.asarray(x) for x in xs])
+    for xs in zip(*parts, strict=True)
+  )
+  return Recovered(*joined)
+
+
+def noise_radius(
+  model: Model, params: Any, layer: int | None = None
+) -> float | None:
+  """Returns a noise of states up to which `recover` finds every token.
+
+  Let c be the least factor by which the layers change a distance of two
+  sequences, and m the least distance of two embedded tokens. Two candidates
+  after equal tokens differ in the last state alone, because the model is
+  causal, so that their states are at least c m apart. If the noise of each
+  state is below c m / 2, the right candidate is the nearest. The bound is for
+  exact arithmetic; see docs/theory.md, section 14.
+
+  Args:
+    model: causal model.
+    params: parameters of the model.
+    layer: number of the layer, from 0; None for the last one.
+
+  Returns:
+    c m / 2, a Euclidean norm; None if no c is known for the layers, or if
+    tokens are not rows of one table.
+  """
+  layers = layers_of(model.stacks()["encoder"])
+  table = token_table(model, params)
+  is_plain = table is not None and not model.config.embedding.get(
+    "norm_epsilon"
+  )
+  if layers is None or not model.config.is_causal or not is_plain:
+    return None
+  variables = make_variables(model, params)
+  least = 1.0
+  for weights in layers.weights(of_stack(variables, "encoder"))[:layer]:
+    try:
+      bounds = layers.certificate(weights, None, 0.0)
+    except UserError:
+      return None
+    if "sequences" not in bounds:
+      return None
+    least *= bounds["sequences"][0]
+  rows = np.asarray(table, np.float64)[1:]
+  return least * float(scipy.spatial.distance.pdist(rows).min()) / 2
+
+
+def _check(
+  model: Model, states: Any, mask: Any, layer: int | None, policy: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns states and mask as arrays; raises the errors of `recover`."""
+  config = model.config
+  choose("policy", policy, POLICIES)
+  model.check_causal()
+  if config.variant.mixer not in names_with_step() or not config.vocab_size:
+    raise UserError(
+      f"The model {config.name!r} is not inverted token by token: its mixer "
+      "has no cache, or it reads numbers. Mixers with a cache are "
+      f"{', '.join(names_with_step())}."
+    )
+  if layer is not None and not 0 <= layer <= config.num_layers:
+    raise UserError(f"layer={layer}: choose one of 0 to {config.num_layers}.")
+  states = np.asarray(states, np.float32)
+  mask = np.ones(states.shape[:2], bool) if mask is None else np.asarray(mask)
+  is_shaped = states.ndim == 3 and states.shape[2] == config.d_model
+  if not is_shaped or not states.size or mask.shape != states.shape[:2]:
+    raise UserError(
+      f"states {list(states.shape)} with a mask {list(mask.shape)}: give the "
+      f"outputs of a layer, [b, n, {config.d_model}], and a mask [b, n]."
+    )
+  if (mask[:, 1:] & ~mask[:, :-1]).any():
+    raise UserError(
+      "The mask is False before a token: give the tokens of each row first."
+    )
+  if not np.isfinite(states[mask]).all():
+    raise UserError("states have numbers that are not finite: correct them.")
+  if is_bounded(model) and states.shape[1] > config.max_len:
+    raise UserError(
+      f"States of {states.shape[1]} tokens, but the model reads at most "
+      f"max_len={config.max_len}: cut them."
+    )
+  return states, mask
+
+
+def _read(
+  model: EncoderModel, variables: Any, cache: Any, ids: jax.Array, **more: Any
+) -> tuple[tuple[jax.Array, ...], Any]:
+  """Returns the states of one more token in all layers, and the next cache.
+
+  Args:
+    model, variables: encoder.
+    cache: collections of the cache after the tokens so far.
+    ids: next token of each prompt, int32 [b].
+    **more: further collections.
+
+  Returns:
+    The embedded token and the output of every layer, [b, d] each.
+  """
+  with jax.default_matmul_precision("highest"):
+    _, changed = model.apply(
+      {**variables, **cache, **more},
+      ids[:, None],
+      train=False,
+      mutable=[CACHE, FIXED, "intermediates"],
+    )
+  changed = dict(changed)
+  hidden = changed.pop("intermediates")["encoder"]["hidden"]
+  return tuple(x[:, 0].astype(jnp.float32) for x in hidden), changed
+
+
+def _start(model: EncoderModel, variables: Any, count: int) -> Any:
+  """Returns the empty cache of `count` prompts: padding does not change it."""
+  return _read(model, variables, {}, jnp.zeros(count, jnp.int32))[1]
+
+
+def _chunk(model: EncoderModel, variables: Any, b: int, count: int) -> int:
+  """Returns the number of candidates whose caches fit `MAX_BYTES`."""
+  start = functools.partial(_start, model, count=b)
+  cache = jax.eval_shape(start, variables)[CACHE]
+  size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+  return max(min(MAX_BYTES // max(size, 1), count), 1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _recover(
+  model: EncoderModel,
+  search: tuple[int, str, int, int],
+  variables: Any,
+  states: jax.Array,
+  mask: jax.Array,
+) -> Recovered:
+  """Returns the recovered tokens of a batch of prompts.
+
+  Args:
+    model, variables: encoder.
+    search: layer, policy, number of candidates, and candidates of a chunk.
+    states: states of the layer, [b, n, d].
+    mask: True at tokens, [b, n].
+  """
+  layer, policy, count, width = search
+  b = len(states)
+  every = jnp.arange(1, model.config.vocab_size, dtype=jnp.int32)
+
+  def embed(cache: Any, ids: jax.Array) -> jax.Array:
+    """Returns the embedding of each candidate [k] in each prompt, [k, b, d]."""
+    return jax.vmap(
+      lambda v: _read(model, variables, cache, jnp.full(b, v))[0][0]
+    )(ids)
+
+  def candidates(cache: Any, target: jax.Array) -> jax.Array:
+    """Returns the candidates of the next token of each prompt, [count, b]."""
+    if policy == "all":
+      return jnp.broadcast_to(every[:, None], (count, b))
+    embedded = embed(cache, every)
+    found = _descend(model, layer, variables, cache, embedded, target)
+    distance = jnp.linalg.norm(embedded - found[None], axis=-1)
+    return every[jax.lax.top_k(-distance.T, count)[1]].T
+
+  def position(cache: Any, token: Any) -> tuple[Any, Any]:
+    target, is_token = token
+    ids = candidates(cache, target)
+    # Fill the last chunk with padding, which is never chosen.
+    ids = jnp.pad(ids, ((0, -count % width), (0, 0))).reshape(-1, width, b)
+
+    def chunk(best: Any, ids: jax.Array) -> tuple[Any, None]:
+      hidden = jax.vmap(
+        lambda row: _read(model, variables, cache, row)[0][layer]
+      )(ids)
+      distance = jnp.linalg.norm(hidden - target[None], axis=-1)
+      distance = jnp.where(ids > 0, distance, jnp.inf)
+      # Keep the two nearest candidates so far, [2, b].
+      distances, kept = (
+        jnp.concatenate(pair)
+        for pair in zip(best, (distance, ids), strict=True)
+      )
+      order = jnp.argsort(distances, axis=0, stable=True)[:2]
+      return tuple(
+        jnp.take_along_axis(x, order, 0) for x in (distances, kept)
+      ), None
+
+    empty = (jnp.full((2, b), jnp.inf), jnp.zeros((2, b), jnp.int32))
+    (distances, kept), _ = jax.lax.scan(chunk, empty, ids)
+    chosen = jnp.where(is_token, kept[0], 0)
+    _, cache = _read(model, variables, cache, chosen)
+    least, second = distances
+    margin = jnp.where(second > least, second / least, 1.0)
+    return cache, (chosen, least, margin)
+
+  cache = _start(model, variables, b)
+  tokens = (jnp.moveaxis(states, 1, 0), mask.T)
+  _, found = jax.lax.scan(position, cache, tokens)
+  return Recovered(*(x.T for x in found))
+
+
+def _descend(
+  model: EncoderModel,
+  layer: int,
+  variables: Any,
+  cache: Any,
+  embedded: jax.Array,
+  target: jax.Array,
+) -> jax.Array:
+  """Returns inputs of the first layer whose states come near a target, [b, d].
+
+  Adam starts from the mean of the embedded candidates.
+
+  Args:
+    model, layer, variables, cache: see `_recover` and `_read`.
+    embedded: embedding of all candidates in each prompt, [k, b, d].
+    target: states of the layer, [b, d].
+  """
+  b = len(target)
+  ids = jnp.ones(b, jnp.int32)
+  scale = embedded.std()
+
+  def loss(x: jax.Array) -> jax.Array:
+    change = {"encoder": {"embedded": (x - embedded[0])[:, None]}}
+    hidden, _ = _read(model, variables, cache, ids, perturbations=change)
+    return jnp.linalg.norm(hidden[layer] - target, axis=-1).sum()
+
+  optimizer = optax.adam(GRADIENT_RATE * scale)
+  x = embedded.mean(0)
+
+  def step(carry: Any, _: None) -> tuple[Any, None]:
+    x, state = carry
+    updates, state = optimizer.update(jax.grad(loss)(x), state)
+    return (optax.apply_updates(x, updates), state), None
+
+  (x, _), _ = jax.lax.scan(step, (x, optimizer.init(x)), None, GRADIENT_STEPS)
+  return x
