@@ -561,13 +561,12 @@ class TrainedModel:
       >>> model.stream().feed([[5, 7, 3]]).shape[:2]
       (1, 3)
     """
-    reading = self.inputs.reading if self.inputs.channels else {}
-    if reading.get("include_time"):
+    if self.inputs.channels and self.inputs.reading.get("include_time"):
       raise UserError(
         "include_time=True gives each step its time in the whole series, which "
         "a stream does not know: train without it."
       )
-    return Stream(self.model, self._variables, reading)
+    return Stream(self.model, self._variables, self.inputs.normalise)
 
   @check_keywords
   @_explained

@@ -194,7 +194,7 @@ def _check(
   return states, mask
 
 
-def _read(
+def read_token(
   model: EncoderModel, variables: Any, cache: Any, ids: jax.Array, **more: Any
 ) -> tuple[tuple[jax.Array, ...], Any]:
   """Returns the states of one more token in all layers, and the next cache.
@@ -220,14 +220,14 @@ def _read(
   return tuple(x[:, 0].astype(jnp.float32) for x in hidden), changed
 
 
-def _start(model: EncoderModel, variables: Any, count: int) -> Any:
+def start_cache(model: EncoderModel, variables: Any, count: int) -> Any:
   """Returns the empty cache of `count` prompts: padding does not change it."""
-  return _read(model, variables, {}, jnp.zeros(count, jnp.int32))[1]
+  return read_token(model, variables, {}, jnp.zeros(count, jnp.int32))[1]
 
 
 def _chunk(model: EncoderModel, variables: Any, b: int, count: int) -> int:
   """Returns the number of candidates whose caches fit `MAX_BYTES`."""
-  start = functools.partial(_start, model, count=b)
+  start = functools.partial(start_cache, model, count=b)
   cache = jax.eval_shape(start, variables)[CACHE]
   size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
   return max(min(MAX_BYTES // max(size, 1), count), 1)
@@ -256,7 +256,7 @@ def _recover(
   def embed(cache: Any, ids: jax.Array) -> jax.Array:
     """Returns the embedding of each candidate [k] in each prompt, [k, b, d]."""
     return jax.vmap(
-      lambda v: _read(model, variables, cache, jnp.full(b, v))[0][0]
+      lambda v: read_token(model, variables, cache, jnp.full(b, v))[0][0]
     )(ids)
 
   def candidates(cache: Any, target: jax.Array) -> jax.Array:
@@ -276,7 +276,7 @@ def _recover(
 
     def chunk(best: Any, ids: jax.Array) -> tuple[Any, None]:
       hidden = jax.vmap(
-        lambda row: _read(model, variables, cache, row)[0][layer]
+        lambda row: read_token(model, variables, cache, row)[0][layer]
       )(ids)
       distance = jnp.linalg.norm(hidden - target[None], axis=-1)
       distance = jnp.where(ids > 0, distance, jnp.inf)
@@ -293,12 +293,12 @@ def _recover(
     empty = (jnp.full((2, b), jnp.inf), jnp.zeros((2, b), jnp.int32))
     (distances, kept), _ = jax.lax.scan(chunk, empty, ids)
     chosen = jnp.where(is_token, kept[0], 0)
-    _, cache = _read(model, variables, cache, chosen)
+    _, cache = read_token(model, variables, cache, chosen)
     least, second = distances
     margin = jnp.where(second > least, second / least, 1.0)
     return cache, (chosen, least, margin)
 
-  cache = _start(model, variables, b)
+  cache = start_cache(model, variables, b)
   tokens = (jnp.moveaxis(states, 1, 0), mask.T)
   _, found = jax.lax.scan(position, cache, tokens)
   return Recovered(*(x.T for x in found))
@@ -317,7 +317,7 @@ def _descend(
   Adam starts from the mean of the embedded candidates.
 
   Args:
-    model, layer, variables, cache: see `_recover` and `_read`.
+    model, layer, variables, cache: see `_recover` and `read_token`.
     embedded: embedding of all candidates in each prompt, [k, b, d].
     target: states of the layer, [b, d].
   """
@@ -327,7 +327,7 @@ def _descend(
 
   def loss(x: jax.Array) -> jax.Array:
     change = {"encoder": {"embedded": (x - embedded[0])[:, None]}}
-    hidden, _ = _read(model, variables, cache, ids, perturbations=change)
+    hidden, _ = read_token(model, variables, cache, ids, perturbations=change)
     return jnp.linalg.norm(hidden[layer] - target, axis=-1).sum()
 
   optimizer = optax.adam(GRADIENT_RATE * scale)

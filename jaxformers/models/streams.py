@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxformers.data.engine.series import normalise
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.decode import is_bounded
 from jaxformers.models.model import Model
@@ -39,22 +38,24 @@ class Stream:
   """
 
   def __init__(
-    self, model: Model, variables: Any, reading: Mapping[str, Any] | None = None
+    self,
+    model: Model,
+    variables: Any,
+    prepare: Callable[[np.ndarray], np.ndarray] = np.asarray,
   ) -> None:
     """Begins to read.
 
     Args:
       model: causal model whose mixer has a cache.
       variables: collections of the model; see `make_variables`.
-      reading: settings that normalise steps of time series; see
-        `Series.reading`. None to change nothing.
+      prepare: function that normalises the inputs of each call.
 
     Raises:
       UserError: if the model is not causal.
     """
     model.check_causal()
     self._model, self._variables = model, variables
-    self._reading = reading or {}
+    self._prepare = prepare
     self.state: Any = None
     self.num_tokens = 0
 
@@ -81,9 +82,8 @@ class Stream:
     steps = None
     if step_sizes is not None:
       steps = np.asarray(check_steps(step_sizes, x.shape[:2]))
-    if self._model.config.channels:
-      x = normalise(x, self._reading)
-    x = x.astype(np.float32 if self._model.config.real else np.int32)
+    dtype = np.float32 if self._model.config.real else np.int32
+    x = self._prepare(x).astype(dtype)
     outputs = []
     start = 0
     while start < x.shape[1]:

@@ -354,6 +354,13 @@ class Inputs:
     """Number of channels without the channel of the time."""
     return self.channels - bool(self.reading.get("include_time"))
 
+  def normalise(self, x: np.ndarray) -> np.ndarray:
+    """Returns steps of time series, [..., channels], as a model reads them.
+
+    Other inputs do not change.
+    """
+    return series.normalise(x, self.reading) if self.channels else x
+
   def _series(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Checks time series, and normalises and pads them, [b, n, channels]."""
     for x in arrays:

@@ -72,11 +72,11 @@ def test_cached_candidates_equal_the_whole(name):
   model, params = build(name)
   variables = make_variables(model, params)
   encoder, ids = EncoderModel(model.config), prompts(1)
-  cache = sipit._start(encoder, variables, 1)
+  cache = sipit.start_cache(encoder, variables, 1)
   for token in ids[0, :-1]:
-    _, cache = sipit._read(encoder, variables, cache, jnp.array([token]))
+    _, cache = sipit.read_token(encoder, variables, cache, jnp.array([token]))
   for last in (1, 8, V - 1):
-    got, _ = sipit._read(encoder, variables, cache, jnp.array([last]))
+    got, _ = sipit.read_token(encoder, variables, cache, jnp.array([last]))
     whole = np.concatenate([ids[:, :-1], [[last]]], 1)
     for layer in (1, 2):
       want = states(model, params, whole, layer)[:, -1]

@@ -1,0 +1,165 @@
+r"""Measures how injective causal models are: distances of last states.
+
+jaxformers collisions runs/language runs/other --out collisions
+
+For each run the command prints the nearest pair of the states of last tokens of
+different prompts, by layer; the nearest pair of all continuations of the
+nearest prompts by one token; and how near sequences come that differ by one
+repeated token (representational collapse). Models with a certificate also have
+a distance that the states of two continuations of a prompt cannot be below.
+Sources: see `analysis.tokens.collisions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Row, Texts
+from jaxformers.analysis.tokens import collisions
+from jaxformers.commands import states
+from jaxformers.foundations import cli, requirements
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table
+from jaxformers.inference import TrainedModel
+from jaxformers.models import sipit
+
+NUM_EXTENDED = 10  # Prompts that are continued by every token.
+
+
+@cli.command(
+  cli.WORKDIRS,
+  *states.STATE,
+  cli.option("samples", 500, "number of prompts"),
+  cli.option("length", 20, "largest number of tokens of a prompt"),
+  cli.option("longest", 4_096, "largest number of repeated tokens"),
+  states.SPLIT,
+  cli.JSON,
+  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
+)
+def main(
+  workdirs: Sequence[Path],
+  samples: int,
+  length: int,
+  longest: int,
+  split: str,
+  as_json: bool,
+  out: str,
+  **state: Any,
+) -> None:
+  """Prints distances for each run, and draws the collapse if --out is set."""
+  if out:
+    requirements.require("plots", f"--out={out}")
+  rows: list[Row] = []
+  content = {}
+  for workdir in workdirs:
+    run = states.load(workdir, **state)
+    label = states.label(workdir, state)
+    ids = run.sample(samples, length, split)
+    content[label] = _measure(run, ids, longest)
+    rows += [
+      (f"{label}, {dtype}", 0, "distance", n, value)
+      for dtype, values in content[label]["collapse"].items()
+      for n, value in zip(content[label]["lengths"], values, strict=True)
+    ]
+  cli.show(content, _lines(content), as_json)
+  if out:
+    texts = Texts(
+      Path(out).name,
+      "Distance of sequences that differ by one repeated token",
+      "Relative distance of the last states of (a, ..., a, b) with n and n + 1 "
+      "times a, in the last layer.",
+    )
+    panels = {"distance": "relative distance"}
+    figure = plots.curves(texts, rows, "n", panels, log=True)
+    figure.write(Path(out).parent)
+
+
+def _measure(
+  run: TrainedModel, ids: np.ndarray, longest: int
+) -> dict[str, Any]:
+  """Returns all distances of a run.
+
+  Args:
+    run: trained model.
+    ids: prompts, int32 [b, n].
+    longest: largest number of repeated tokens.
+
+  Raises:
+    UserError: for a model that is not causal or reads numbers, and for fewer
+      than two different prompts.
+  """
+  model, params = run.model, run.params
+  model.check_causal()
+  if not model.config.vocab_size:
+    raise UserError("Collisions are of prompts of ids: this model has none.")
+  ids = np.unique(ids, axis=0)
+  if len(ids) < 2:
+    raise UserError("There is one prompt only: give more --samples.")
+  hidden = collisions.last_states(model, params, ids)
+  layers = [collisions.nearest(x, NUM_EXTENDED) for x in hidden]
+  # Continue the prompts of the nearest pairs of the last layer.
+  chosen = np.unique(layers[-1].pairs)[:NUM_EXTENDED]
+  further = collisions.continuations(model, params, ids[chosen])
+  flat = further.reshape(len(further), -1, further.shape[-1])
+  lengths = collisions.collapse_lengths(model, longest)
+  a, b = np.bincount(ids[ids > 0]).argsort()[-2:][::-1].tolist()
+  radius = sipit.noise_radius(model, params)
+  return {
+    "prompts": len(ids),
+    "least": [float(found.distances[0]) for found in layers],
+    "typical": [float(np.median(_distances(x))) for x in hidden],
+    "collisions": [
+      int((found.distances < collisions.COLLISION).sum()) for found in layers
+    ],
+    "continuations": flat.shape[1],
+    "continued": [float(collisions.nearest(x, 1).distances[0]) for x in flat],
+    "certified": None if radius is None else 2 * radius,
+    "tokens": [a, b],
+    "lengths": lengths,
+    "collapse": collisions.collapse(model, params, (a, b), lengths),
+  }
+
+
+def _distances(x: np.ndarray) -> np.ndarray:
+  """Returns distances of neighbouring prompts, which are random pairs."""
+  return np.linalg.norm(x[1:] - x[:-1], axis=1)
+
+
+def _lines(content: Mapping[str, Any]) -> Iterator[str]:
+  """Yields the lines of the report."""
+  for label, found in content.items():
+    yield (
+      f"{label}: {found['prompts']:,} prompts, {found['continuations']:,} "
+      f"continuations of {NUM_EXTENDED} of them"
+    )
+    columns = ("layer", "least", "collisions", "typical", "least continued")
+    table = [
+      (
+        str(layer),
+        *(f"{found[key][layer]:.3g}" for key in ("least", "collisions")),
+        *(f"{found[key][layer]:.3g}" for key in ("typical", "continued")),
+      )
+      for layer in range(len(found["least"]))
+    ]
+    yield from markdown_table(columns, table).splitlines()
+    if found["certified"] is not None:
+      yield (
+        "Certified least distance of two continuations of a prompt in the last "
+        f"layer: {found['certified']:.3g}."
+      )
+    for dtype, values in found["collapse"].items():
+      shown = ", ".join(
+        f"{n:,}: {value:.2g}"
+        for n, value in zip(found["lengths"], values, strict=True)
+      )
+      yield f"Collapse in {dtype}, relative distance by n: {shown}."
+    yield ""
+
+
+if __name__ == "__main__":
+  main()

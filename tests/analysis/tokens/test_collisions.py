@@ -1,0 +1,77 @@
+"""Distances of last states: nearest pairs, continuations and collapse."""
+
+import numpy as np
+import pytest
+from scipy.spatial import distance
+
+from jaxformers.analysis.tokens import collisions
+from jaxformers.foundations.errors import UserError
+from jaxformers.models import sipit
+from tests.models.test_cache import start
+from tests.models.test_model import SIZES
+from tests.models.test_sipit import V, build, prompts, rotary, states
+
+
+def test_nearest_pairs_equal_all_distances(monkeypatch):
+  monkeypatch.setattr(collisions, "BLOCK", 7)
+  x = np.random.default_rng(0).normal(size=(40, 5))
+  x[33] = x[4] + 1e-9  # Cancellation would hide this distance.
+  found = collisions.nearest(x, 6)
+  every = distance.pdist(x)
+  np.testing.assert_allclose(found.distances, np.sort(every)[:6], rtol=1e-6)
+  assert found.pairs[0].tolist() == [4, 33]
+  square = distance.squareform(every)
+  np.testing.assert_allclose(square[tuple(found.pairs.T)], found.distances)
+  assert len(collisions.nearest(x[:2], 6).distances) == 1
+
+
+def test_last_states_are_those_of_the_last_tokens():
+  model, params = build("lru")
+  ids = prompts()
+  ids[1, 4:] = 0
+  found = collisions.last_states(model, params, ids)
+  for row, last in enumerate((6, 3, 6)):
+    for layer in (0, 2):
+      want = states(model, params, ids, layer)[row, last]
+      np.testing.assert_allclose(found[layer, row], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["transformer", "allpass"])
+def test_continuations_equal_the_whole(name):
+  model, params = build(name)
+  ids = prompts(2, 4)
+  found = collisions.continuations(model, params, ids)
+  assert found.shape == (3, 2, V - 1, 16)
+  for token in (1, 9, V - 1):
+    whole = np.concatenate([ids, [[token]] * 2], 1)
+    for layer in range(3):
+      want = states(model, params, whole, layer)[:, -1]
+      np.testing.assert_allclose(found[layer, :, token - 1], want, atol=5e-6)
+  radius = sipit.noise_radius(model, params)
+  if radius is not None:
+    # The certified distance of two continuations of a prompt.
+    for each in found[-1]:
+      assert collisions.nearest(each, 1).distances[0] >= 2 * radius
+
+
+def test_collapse_is_the_distance_of_repeated_tokens():
+  model, params = build("transformer", positions="sinusoid")
+  curves = collisions.collapse(model, params, (3, 5), [1, 4])
+  ids = np.array([[3, 3, 3, 3, 5, 0], [3, 3, 3, 3, 3, 5]])
+  hidden = states(model, params, ids, 2)
+  x, y = hidden[0, 4], hidden[1, 5]
+  want = np.linalg.norm(x - y) / np.linalg.norm(x)
+  np.testing.assert_allclose(curves["float32"][1], want, rtol=1e-4)
+  np.testing.assert_allclose(curves["bfloat16"][1], want, rtol=0.3)
+  # A constant sequence does not tell its length to rotary positions.
+  alone = collisions.collapse(*rotary(), (3, 3), [2, 6])
+  assert max(alone["float32"]) < 1e-6
+  assert collisions.collapse_lengths(model, 100) == [1, 2, 4, 8]
+
+
+def test_models_that_read_later_tokens_are_refused():
+  from jaxformers import models
+
+  model = models.build("transformer", **SIZES)
+  with pytest.raises(UserError, match="reads later tokens"):
+    collisions.last_states(model, start(model), prompts())

@@ -1,0 +1,38 @@
+"""The command `collisions` on a run of seconds."""
+
+import json
+
+import pytest
+
+from jaxformers.commands import collisions
+from jaxformers.training import loop
+
+
+@pytest.mark.slow
+def test_collisions_command_prints_and_draws(smoke, tmp_path, capsys):
+  causal = {"model.mixer.causal": True}
+  loop.run(smoke("lru", **causal), tmp_path / "run")
+  capsys.readouterr()
+  options = ["--samples=13", "--length=8", "--longest=16"]
+  workdir = str(tmp_path / "run")
+  out = tmp_path / "figure"
+  collisions.main([workdir, *options, f"--out={out}"])
+  printed = capsys.readouterr().out
+  assert "| layer | least | collisions | typical | least continued |" in printed
+  assert "Collapse in bfloat16" in printed and "Certified" not in printed
+  assert (tmp_path / "figure.png").exists()
+  collisions.main([workdir, *options, "--json"])
+  (found,) = json.loads(capsys.readouterr().out).values()
+  assert found["lengths"] == [1, 2, 4, 8, 16]
+  assert len(found["least"]) == len(found["continued"]) == 3
+  assert all(
+    least <= typical
+    for least, typical in zip(found["least"], found["typical"], strict=True)
+  )
+
+
+@pytest.mark.slow
+def test_collisions_refuses_models_of_both_sides(smoke, tmp_path):
+  loop.run(smoke("lru"), tmp_path / "run")
+  with pytest.raises(SystemExit, match="reads later tokens"):
+    collisions.main([str(tmp_path / "run")])
