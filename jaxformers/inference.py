@@ -104,7 +104,7 @@ class HiddenStates(NamedTuple):
 
 
 class Inversion(NamedTuple):
-  """Inputs that were reconstructed from the output of the last layer.
+  """Inputs that were reconstructed from the output of a layer.
 
   Attributes:
     inputs: reconstructed inputs, int32 ids or float32 numbers, [b, n], or
@@ -117,7 +117,7 @@ class Inversion(NamedTuple):
       the found tokens from the given state.
     margins: for tokens that were found one after the other, the distance of the
       second nearest candidate over the distance of the nearest, float32 [b, n],
-      where 1 is a collision; None otherwise.
+      where 1 is a collision, and NaN at padding; None otherwise.
   """
 
   inputs: np.ndarray
@@ -696,22 +696,16 @@ class TrainedModel:
     batch_size: int,
   ) -> Inversion:
     """Finds tokens one after the other; see `invert`."""
+    sipit.check_model(self.model)
+    sipit.check_layer(self.model, layer)
     ids = mask = None
-    if not self.model.config.is_causal:
-      raise UserError(
-        f"The model {self.model.config.name!r} reads later tokens, so that its "
-        "states are not inverted token by token, and its layers have no "
-        "inverse: choose a causal model, or one with injective layers."
-      )
     if states is None:
-      x = self.encode(inputs)
-      _require_tokens(x, "inputs")
+      x, padded, size = self._read(inputs, batch_size)
       model = models.in_float32(self.model)
       # Models of next tokens move tokens to the front, before padding.
-      ids = np.asarray(model.close_holes(jnp.asarray(x))[0])
+      ids = np.asarray(model.close_holes(jnp.asarray(padded))[0])
       parts = []
-      size = min(batch_size, at_least(len(x)))
-      for batch in in_batches(x, size):
+      for batch in in_batches(padded, size):
         hidden = capture(model, self._variables, batch).hidden
         parts.append(np.asarray(hidden[-1 if layer is None else layer]))
       states, mask = np.concatenate(parts)[: len(x)], ids > 0
@@ -723,15 +717,15 @@ class TrainedModel:
       mask=mask,
       policy=policy,
       batch_size=batch_size,
-      progress=True,
     )
     recovered = None if ids is None else float((found.ids == ids)[mask].mean())
+    n = found.ids.shape[1] if ids is None else x.shape[1]
     return Inversion(
-      found.ids,
+      found.ids[:, :n],
       tuple(self.decode(found.ids)) if self.inputs.tokenizer else (),
       recovered,
       float(found.distances.max(where=found.ids > 0, initial=0)),
-      found.margins,
+      found.margins[:, :n],
     )
 
   @check_keywords

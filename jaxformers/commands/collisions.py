@@ -94,30 +94,36 @@ def _measure(
       than two different prompts.
   """
   model, params = run.model, run.params
-  model.check_causal()
-  if not model.config.vocab_size:
-    raise UserError("Collisions are of prompts of ids: this model has none.")
-  ids = np.unique(ids, axis=0)
-  if len(ids) < 2:
-    raise UserError("There is one prompt only: give more --samples.")
+  sipit.check_model(model)
+  # Leave out copies, and keep the order of the draw.
+  _, first = np.unique(ids, axis=0, return_index=True)
+  ids = ids[np.sort(first)]
+  counts = np.bincount(ids[ids > 0])
+  if len(ids) < 2 or (counts > 0).sum() < 2:
+    raise UserError(
+      "The prompts are equal, or have one token only: give more --samples."
+    )
   hidden = collisions.last_states(model, params, ids)
-  layers = [collisions.nearest(x, NUM_EXTENDED) for x in hidden]
+  threshold = collisions.COLLISION
+  layers = [sipit.nearest(x, NUM_EXTENDED, threshold) for x in hidden]
   # Continue the prompts of the nearest pairs of the last layer.
-  chosen = np.unique(layers[-1].pairs)[:NUM_EXTENDED]
-  further = collisions.continuations(model, params, ids[chosen])
-  flat = further.reshape(len(further), -1, further.shape[-1])
+  chosen = [*dict.fromkeys(layers[-1].pairs.ravel().tolist())][:NUM_EXTENDED]
+  continued = []
+  for layer in range(len(hidden)):
+    states = collisions.continuations(model, params, ids[chosen], layer)
+    flat = states.reshape(-1, states.shape[-1])
+    continued.append(float(sipit.nearest(flat, 1).distances[0]))
   lengths = collisions.collapse_lengths(model, longest)
-  a, b = np.bincount(ids[ids > 0]).argsort()[-2:][::-1].tolist()
+  a, b = counts.argsort()[-2:][::-1].tolist()
   radius = sipit.noise_radius(model, params)
   return {
     "prompts": len(ids),
     "least": [float(found.distances[0]) for found in layers],
     "typical": [float(np.median(_distances(x))) for x in hidden],
-    "collisions": [
-      int((found.distances < collisions.COLLISION).sum()) for found in layers
-    ],
-    "continuations": flat.shape[1],
-    "continued": [float(collisions.nearest(x, 1).distances[0]) for x in flat],
+    "collisions": [found.num_below for found in layers],
+    "extended": len(chosen),
+    "continuations": len(flat),
+    "continued": continued,
     "certified": None if radius is None else 2 * radius,
     "tokens": [a, b],
     "lengths": lengths,
@@ -126,7 +132,7 @@ def _measure(
 
 
 def _distances(x: np.ndarray) -> np.ndarray:
-  """Returns distances of neighbouring prompts, which are random pairs."""
+  """Returns distances of prompts that were drawn one after the other."""
   return np.linalg.norm(x[1:] - x[:-1], axis=1)
 
 
@@ -135,7 +141,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
   for label, found in content.items():
     yield (
       f"{label}: {found['prompts']:,} prompts, {found['continuations']:,} "
-      f"continuations of {NUM_EXTENDED} of them"
+      f"continuations of the nearest {found['extended']}"
     )
     columns = ("layer", "least", "collisions", "typical", "least continued")
     table = [

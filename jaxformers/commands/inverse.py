@@ -63,7 +63,7 @@ def main(
 ) -> None:
   """Prints the share of tokens that are recovered from a layer."""
   run = states.load(workdir, **state)
-  place = None if layer < 0 else layer
+  place = None if layer == -1 else layer
   is_whole = place is None and not noise and policy == "all"
   if file:
     _print_tokens(run, file, place, policy)
@@ -118,7 +118,8 @@ def _search(
     policy: argument of `sipit.recover`.
   """
   model = in_float32(run.model)
-  model.check_causal()
+  sipit.check_model(model)
+  sipit.check_layer(model, layer)
   variables = make_variables(model, run.params)
   captured = capture(model, variables, jnp.asarray(ids))
   hidden = np.asarray(captured.hidden[-1 if layer is None else layer])
@@ -171,7 +172,7 @@ def _print_tokens(
     run.model, run.params, array, layer=layer, policy=policy, progress=True
   )
   for ids, margins in zip(found.ids, found.margins, strict=True):
-    print(f"margin {margins.min():.3g}: {run.inputs.decode(ids)}")
+    print(f"margin {np.nanmin(margins):.3g}: {run.inputs.decode(ids)}")
 
 
 if __name__ == "__main__":

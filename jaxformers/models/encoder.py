@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 
 from jaxformers.models.blocks import invertible
+from jaxformers.models.cache import is_decoding
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS, normalize
 from jaxformers.models.parallel import whole_tokens
@@ -69,13 +70,14 @@ class Encoder(nn.Module):
     x = make_dropout(self, self.dropout_rate, train=train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
-    # Run injective layers as one loop, except at initialization: the modules
-    # must be called to create the parameters.
+    # Run injective layers as one loop, except at initialization and with a
+    # cache: the modules must be called to create parameters and states.
     layers = invertible.layers_of(kind)
     if (
       layers is not None
       and self.memory in invertible.LOOPED
       and not self.is_initializing()
+      and not is_decoding(self)
     ):
       x = self._looped(layers, x, mask, train)
       return self._end(kind, x, mask, train)

@@ -393,14 +393,14 @@ class Model(nn.Module):
         f"Inputs of the shape {shape} are pairs or images, which have no step "
         "sizes: leave out step_sizes."
       )
-    return steps.check(sizes, shape[:2], self._is_token(jnp.asarray(inputs)))
+    return steps.check(sizes, shape[:2], self.is_token(jnp.asarray(inputs)))
 
   @nn.nowrap
   def _place_step_sizes(self, sizes: jax.Array, inputs: Any) -> dict[str, Any]:
     """Returns the step sizes as variables of the mixers."""
     config = self.config
     if self._closes_holes:
-      mask = self._is_token(jnp.asarray(inputs))
+      mask = self.is_token(jnp.asarray(inputs))
       sizes = to_front(sizes[..., None], mask)[..., 0]
     # Prepended tokens have the size 1.
     sizes = jnp.pad(sizes, ((0, 0), (config.cls, 0)), constant_values=1)
@@ -493,7 +493,7 @@ class Model(nn.Module):
     check_mixer(config, mixer, length)
 
   @nn.nowrap
-  def _is_token(self, x: jax.Array) -> jax.Array:
+  def is_token(self, x: jax.Array) -> jax.Array:
     """Returns where rows of sequences have tokens, bool [b, n].
 
     Args:
@@ -541,7 +541,7 @@ class Model(nn.Module):
     ids = jnp.asarray(ids)
     if config.num_inputs > 1:
       ids = ids.reshape(-1, ids.shape[-1])
-    mask = self._is_token(ids)
+    mask = self.is_token(ids)
     if packed is not None:
       return jnp.where(mask, packed.numbers, -jnp.abs(packed.numbers))
     # Prepended tokens are never padding.
@@ -580,7 +580,7 @@ class Model(nn.Module):
     if not self._closes_holes:
       return ids, packed, lambda y: y
     ids = jnp.asarray(ids)
-    mask = self._is_token(ids)
+    mask = self.is_token(ids)
     if self.config.channels:
       front = to_front(ids, mask)
       front = jnp.where(front_mask(mask)[..., None], front, jnp.nan)

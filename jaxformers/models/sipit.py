@@ -13,6 +13,7 @@ nearest candidate is taken in place of the first one within a distance.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.spatial
 from tqdm import tqdm
 
 from jaxformers.foundations.errors import UserError
@@ -28,6 +28,7 @@ from jaxformers.foundations.registry import check_keywords, choose
 from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.bounds import token_table
 from jaxformers.models.cache import CACHE, FIXED
+from jaxformers.models.config import ModelConfig
 from jaxformers.models.decode import is_bounded
 from jaxformers.models.mixer import names_with_step
 from jaxformers.models.model import EncoderModel, Model, in_float32
@@ -35,6 +36,7 @@ from jaxformers.models.variables import make_variables, of_stack
 
 POLICIES = ("all", "gradient")
 MAX_BYTES = 1 << 26  # Bytes of the caches of the candidates of a chunk.
+MAX_ENTRIES = 1 << 24  # Distances of a block of pairs.
 GRADIENT_STEPS = 60
 GRADIENT_RATE = 0.1  # Relative to the deviation of the embedded candidates.
 
@@ -47,8 +49,8 @@ class Recovered(NamedTuple):
     distances: Euclidean distances of their states from the given ones, float32
       [b, n].
     margins: distance of the second nearest candidate over the distance of the
-      nearest one, at least 1, float32 [b, n]. 1 is a collision: two candidates
-      have the same state.
+      nearest one, at least 1, float32 [b, n]; NaN where the mask is False. 1 is
+      a collision: two candidates have the same state.
   """
 
   ids: np.ndarray
@@ -96,23 +98,92 @@ def recover(
       reads, and for an unknown layer or policy.
   """
   states, mask = _check(model, states, mask, layer, policy)
-  model = EncoderModel(in_float32(model).config)
+  if num_candidates < 1:
+    raise UserError(f"num_candidates={num_candidates}: give at least 1.")
+  model = EncoderModel(_shortened(in_float32(model).config, states.shape[1]))
   layer = model.config.num_layers if layer is None else layer
   variables = make_variables(model, params)
   size = model.config.vocab_size
   count = size - 1 if policy == "all" else min(num_candidates, size - 1)
+  if policy == "gradient":
+    # Bound the embeddings of all candidates, [vocab_size, b, d].
+    largest = 4 * MAX_BYTES // (4 * size * model.config.d_model)
+    batch_size = max(min(batch_size, largest), 1)
+  batch_size = min(batch_size, len(states))
+  width = _chunk(model, variables, batch_size, count)
+  search = (layer, policy, count, width)
   parts = []
   starts = range(0, len(states), batch_size)
   for start in tqdm(starts, "inverting", disable=None if progress else True):
-    rows = slice(start, start + batch_size)
-    width = _chunk(model, variables, len(states[rows]), count)
-    search = (layer, policy, count, width)
+    # Fill the last batch with its last prompt, so that one program is compiled.
+    rows = np.minimum(np.arange(start, start + batch_size), len(states) - 1)
     parts.append(_recover(model, search, variables, states[rows], mask[rows]))
-  joined = (
-    np.concatenate([np.asarray(x) for x in xs])
-    for xs in zip(*parts, strict=True)
+  ids, distances, margins = (
+    np.concatenate([np.asarray(x) for x in arrays])[: len(states)]
+    for arrays in zip(*parts, strict=True)
   )
-  return Recovered(*joined)
+  if not np.isfinite(distances[mask]).all():
+    raise UserError(
+      "The states are too far from those of all tokens for float32: give "
+      "states of this model."
+    )
+  return Recovered(ids, distances, np.where(mask, margins, np.nan))
+
+
+def _shortened(config: ModelConfig, n: int) -> ModelConfig:
+  """Returns a config for n tokens with smaller caches, if all else is equal.
+
+  Attention stores max_len keys and values; softmax attention does not depend on
+  max_len otherwise, if there is no table of positions.
+  """
+  is_free = config.positions in ("none", "sinusoid")
+  if config.variant.mixer != "softmax" or not is_free:
+    return config
+  return dataclasses.replace(config, max_len=min(n, config.max_len))
+
+
+class Nearest(NamedTuple):
+  """Nearest pairs of vectors.
+
+  Attributes:
+    distances: Euclidean distances, ascending, float64 [k].
+    pairs: numbers of the two vectors of each pair, int64 [k, 2].
+    num_below: number of all pairs whose distance is below a threshold.
+  """
+
+  distances: np.ndarray
+  pairs: np.ndarray
+  num_below: int
+
+
+def nearest(x: np.ndarray, count: int, threshold: float = 0.0) -> Nearest:
+  """Returns the `count` nearest pairs of different rows of x [b, d]."""
+  x = np.asarray(x, np.float64)
+  squares = np.square(x).sum(1)
+  kept, pairs, num_below = np.zeros(0), np.zeros((0, 2), np.int64), 0
+  size = max(MAX_ENTRIES // len(x), 1)
+  for start in range(0, len(x), size):
+    rows, columns = x[start : start + size], x[start:]
+    # |a - b|^2 = |a|^2 - 2 a . b + |b|^2 chooses the pairs of a block.
+    square = squares[start : start + size, None] + squares[None, start:]
+    square -= 2 * rows @ columns.T
+    is_pair = np.arange(len(rows))[:, None] < np.arange(len(columns))[None]
+    square[~is_pair] = np.inf
+    # The sum cancels: keep a margin, and compute the differences themselves.
+    near = square < threshold**2 + 1e-9 * (squares.max() + 1)
+    first, second = np.nonzero(near)
+    exact = np.linalg.norm(rows[first] - columns[second], axis=1)
+    num_below += int((exact < threshold).sum())
+    chosen = np.argpartition(square.ravel(), min(count, square.size - 1))
+    chosen = chosen[:count]
+    chosen = chosen[np.isfinite(square.ravel()[chosen])]
+    first, second = np.divmod(chosen, len(columns))
+    exact = np.linalg.norm(rows[first] - columns[second], axis=1)
+    kept = np.concatenate([kept, exact])
+    pairs = np.concatenate([pairs, start + np.stack([first, second], 1)])
+    order = np.argsort(kept, kind="stable")[:count]
+    kept, pairs = kept[order], pairs[order]
+  return Nearest(kept, pairs, num_below)
 
 
 def noise_radius(
@@ -135,16 +206,18 @@ def noise_radius(
   Returns:
     c m / 2, a Euclidean norm; None if no c is known for the layers, or if
     tokens are not rows of one table.
+
+  Raises:
+    UserError: for an unknown layer.
   """
+  check_layer(model, layer)
   layers = layers_of(model.stacks()["encoder"])
   table = token_table(model, params)
-  is_plain = table is not None and not model.config.embedding.get(
-    "norm_epsilon"
-  )
-  if layers is None or not model.config.is_causal or not is_plain:
+  has_norm = model.config.embedding.get("norm_epsilon")
+  if layers is None or not model.config.is_causal or table is None or has_norm:
     return None
   variables = make_variables(model, params)
-  least = 1.0
+  factor = 1.0
   for weights in layers.weights(of_stack(variables, "encoder"))[:layer]:
     try:
       bounds = layers.certificate(weights, None, 0.0)
@@ -152,9 +225,34 @@ def noise_radius(
       return None
     if "sequences" not in bounds:
       return None
-    least *= bounds["sequences"][0]
-  rows = np.asarray(table, np.float64)[1:]
-  return least * float(scipy.spatial.distance.pdist(rows).min()) / 2
+    factor *= bounds["sequences"][0]
+  # Row 0 is padding.
+  return factor * float(nearest(np.asarray(table)[1:], 1).distances[0]) / 2
+
+
+def check_layer(model: Model, layer: int | None) -> None:
+  """Raises UserError for a layer that the model does not have."""
+  count = model.config.num_layers
+  if layer is not None and not 0 <= layer <= count:
+    raise UserError(f"layer={layer}: choose one of 0 to {count}.")
+
+
+def check_model(model: Model) -> None:
+  """Raises UserError for a model that is not inverted token by token."""
+  config = model.config
+  if not config.is_causal:
+    raise UserError(
+      f"The model {config.name!r} reads later tokens, so that its states are "
+      "not inverted token by token: choose a causal model, such as a language "
+      "model, or one with injective layers, which have an inverse."
+    )
+  is_read = config.vocab_size and config.num_inputs == 1
+  if config.variant.mixer not in names_with_step() or not is_read:
+    raise UserError(
+      f"The model {config.name!r} is not inverted token by token: its mixer "
+      "has no cache, or it does not read single sequences of ids. Mixers with "
+      f"a cache are {', '.join(names_with_step())}."
+    )
 
 
 def _check(
@@ -163,17 +261,11 @@ def _check(
   """Returns states and mask as arrays; raises the errors of `recover`."""
   config = model.config
   choose("policy", policy, POLICIES)
-  model.check_causal()
-  if config.variant.mixer not in names_with_step() or not config.vocab_size:
-    raise UserError(
-      f"The model {config.name!r} is not inverted token by token: its mixer "
-      "has no cache, or it reads numbers. Mixers with a cache are "
-      f"{', '.join(names_with_step())}."
-    )
-  if layer is not None and not 0 <= layer <= config.num_layers:
-    raise UserError(f"layer={layer}: choose one of 0 to {config.num_layers}.")
+  check_model(model)
+  check_layer(model, layer)
   states = np.asarray(states, np.float32)
-  mask = np.ones(states.shape[:2], bool) if mask is None else np.asarray(mask)
+  mask = np.ones(states.shape[:2]) if mask is None else np.asarray(mask)
+  mask = mask.astype(bool)
   is_shaped = states.ndim == 3 and states.shape[2] == config.d_model
   if not is_shaped or not states.size or mask.shape != states.shape[:2]:
     raise UserError(

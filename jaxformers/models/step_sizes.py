@@ -59,7 +59,10 @@ def check(
     array = sizes if isinstance(sizes, jax.Array) else np.asarray(sizes)
   except ValueError:  # Rows of different lengths.
     array = np.zeros((), object)
-  if array.shape != shape or array.dtype.kind not in "iuf":
+  is_real = any(
+    jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer)
+  )
+  if array.shape != shape or not is_real:
     raise UserError(
       f"step_sizes have the shape {array.shape} and the type {array.dtype}, "
       f"and the inputs the shape {shape}: give a number for each token, [b, n]."

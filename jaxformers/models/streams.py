@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.foundations.errors import UserError
@@ -81,7 +82,8 @@ class Stream:
     self._check(x)
     steps = None
     if step_sizes is not None:
-      steps = np.asarray(check_steps(step_sizes, x.shape[:2]))
+      mask = self._model.is_token(jnp.asarray(x))
+      steps = np.asarray(check_steps(step_sizes, x.shape[:2], mask))
     dtype = np.float32 if self._model.config.real else np.int32
     x = self._prepare(x).astype(dtype)
     outputs = []

@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.spatial import distance
 
 from jaxformers import models
 from jaxformers.foundations.errors import UserError
@@ -60,7 +61,13 @@ def test_all_tokens_come_back_from_every_layer(name, policy):
   for layer in (0, 1, 2):
     given = states(model, params, ids, layer)
     found = sipit.recover(
-      model, params, given, layer=layer, policy=policy, batch_size=2
+      model,
+      params,
+      given,
+      layer=layer,
+      policy=policy,
+      num_candidates=4,
+      batch_size=2,
     )
     np.testing.assert_array_equal(found.ids, ids)
     assert found.margins.min() > 100
@@ -139,6 +146,7 @@ def test_noise_below_the_radius_changes_no_token(name):
   for layer in (1, 2):
     given = states(model, params, ids, layer)
     radius = sipit.noise_radius(model, params, layer)
+    assert radius > 1e-4
     noise = rng.normal(size=given.shape)
     noise *= 0.99 * radius / np.linalg.norm(noise, axis=-1, keepdims=True)
     found = sipit.recover(model, params, given + noise, layer=layer)
@@ -180,6 +188,8 @@ def test_half_precision_is_searched_in_float32():
   [
     ({"layer": 3}, "layer=3: choose one of 0 to 2"),
     ({"policy": "random"}, "'random'.*all, gradient"),
+    ({"policy": "gradient", "num_candidates": 0}, "num_candidates=0"),
+    ({"states": np.full((1, 4, 16), 1e30)}, "too far.*float32"),
     ({"states": np.zeros((1, 4, 5))}, r"\[1, 4, 5\].*\[b, n, 16\]"),
     ({"states": np.full((1, 4, 16), np.nan)}, "not finite"),
     ({"states": np.zeros((1, 13, 16))}, "13 tokens.*max_len=12"),
@@ -208,3 +218,26 @@ def test_models_that_read_later_tokens_are_refused():
   with pytest.raises(UserError, match="reads later tokens"):
     sipit.recover(model, start(model), np.zeros((1, 4, 16)))
   assert sipit.noise_radius(model, start(model)) is None
+
+
+def test_reversible_layers_have_a_cache():
+  model, params = build("allpass", memory="reversible")
+  ids = prompts()
+  stored, _ = build("allpass")
+  found = sipit.recover(model, params, states(stored, params, ids, 2))
+  np.testing.assert_array_equal(found.ids, ids)
+
+
+def test_nearest_pairs_equal_all_distances(monkeypatch):
+  monkeypatch.setattr(sipit, "MAX_ENTRIES", 7 * 40)
+  x = np.random.default_rng(0).normal(size=(40, 5))
+  x[33] = x[4] + 1e-9  # Cancellation would hide this distance.
+  x[34] = x[7]
+  pairs = sipit.nearest(x, 6, 1e-6)
+  distances = distance.pdist(x)
+  np.testing.assert_allclose(pairs.distances, np.sort(distances)[:6], rtol=1e-6)
+  assert pairs.pairs[:2].tolist() == [[7, 34], [4, 33]]
+  assert pairs.num_below == 2
+  square = distance.squareform(distances)
+  np.testing.assert_allclose(square[tuple(pairs.pairs.T)], pairs.distances)
+  assert len(sipit.nearest(x[:2], 6).distances) == 1

@@ -15,35 +15,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformers.models import Model, in_float32
+from jaxformers.models import Model, in_float32, sipit
 from jaxformers.models.capture import batches, capture
 from jaxformers.models.decode import is_bounded
 from jaxformers.models.model import EncoderModel, from_config
-from jaxformers.models.sipit import read_token, start_cache
 from jaxformers.models.variables import make_variables
 
 COLLISION = 1e-6  # Distances below it count as collisions, as in the source.
-BLOCK = 512  # Rows of a block of pairwise distances.
 BATCH = 32  # Prompts of a batch.
 DTYPES = ("float32", "bfloat16")
-
-
-class Nearest(NamedTuple):
-  """Nearest pairs of states.
-
-  Attributes:
-    distances: Euclidean distances, ascending, float64 [k].
-    pairs: numbers of the two states of each pair, int64 [k, 2].
-  """
-
-  distances: np.ndarray
-  pairs: np.ndarray
 
 
 def last_states(model: Model, params: Any, ids: np.ndarray) -> np.ndarray:
@@ -55,74 +41,56 @@ def last_states(model: Model, params: Any, ids: np.ndarray) -> np.ndarray:
     ids: prompts, int32 [b, n], 0 at padding.
   """
   model = in_float32(model)
-  model.check_causal()
+  sipit.check_model(model)
   variables = make_variables(model, params)
   parts = []
   for batch in batches(ids, BATCH, "states"):
     captured = capture(model, variables, jnp.asarray(batch))
-    last = np.asarray(captured.mask).sum(1) - 1
+    mask = np.asarray(captured.mask)
+    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(1)
     rows = np.arange(len(batch))
     parts.append(np.stack([np.asarray(x)[rows, last] for x in captured.hidden]))
   return np.concatenate(parts, 1)
 
 
-def nearest(states: np.ndarray, count: int) -> Nearest:
-  """Returns the `count` nearest pairs of different rows of states [b, d]."""
-  x = np.asarray(states, np.float64)
-  squares = np.square(x).sum(1)
-  found = Nearest(np.zeros(0), np.zeros((0, 2), np.int64))
-  for start in range(0, len(x), BLOCK):
-    rows = np.arange(start, min(start + BLOCK, len(x)))
-    # |a - b|^2 = |a|^2 - 2 a . b + |b|^2 chooses the pairs of a block.
-    square = squares[rows, None] - 2 * x[rows] @ x.T + squares[None]
-    square[np.arange(len(x))[None] <= rows[:, None]] = np.inf
-    flat = square.ravel()
-    kept = np.argpartition(flat, min(count, flat.size - 1))[:count]
-    kept = kept[np.isfinite(flat[kept])]
-    first, second = np.divmod(kept, len(x))
-    pairs = np.stack([rows[first], second], 1)
-    # Differences have no cancellation.
-    exact = np.linalg.norm(x[pairs[:, 0]] - x[pairs[:, 1]], axis=1)
-    distances = np.concatenate([found.distances, exact])
-    order = np.argsort(distances, kind="stable")[:count]
-    found = Nearest(
-      distances[order], np.concatenate([found.pairs, pairs])[order]
-    )
-  return found
-
-
-def continuations(model: Model, params: Any, ids: np.ndarray) -> np.ndarray:
-  """Returns the states of every next token of each prompt, in all layers.
+def continuations(
+  model: Model, params: Any, ids: np.ndarray, layer: int
+) -> np.ndarray:
+  """Returns the states of every next token of each prompt in a layer.
 
   Args:
     model: causal model, whose mixer has a cache.
     params: parameters of the model.
     ids: prompts, int32 [b, n], 0 at padding.
+    layer: number of the layer, from 0.
 
   Returns:
-    float32 [layers + 1, b, vocab_size - 1, d], for the tokens from 1 on.
+    float32 [b, vocab_size - 1, d], for the tokens from 1 on.
   """
+  sipit.check_model(model)
   encoder = EncoderModel(in_float32(model).config)
-  found = _continue(encoder, make_variables(model, params), jnp.asarray(ids))
-  return np.asarray(found)
+  variables = make_variables(model, params)
+  return np.asarray(_continue(encoder, layer, variables, jnp.asarray(ids)))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _continue(model: EncoderModel, variables: Any, ids: jax.Array) -> jax.Array:
-  cache = start_cache(model, variables, len(ids))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _continue(
+  model: EncoderModel, layer: int, variables: Any, ids: jax.Array
+) -> jax.Array:
+  cache = sipit.start_cache(model, variables, len(ids))
 
   def step(cache: Any, token: jax.Array) -> tuple[Any, None]:
-    return read_token(model, variables, cache, token)[1], None
+    return sipit.read_token(model, variables, cache, token)[1], None
 
   cache, _ = jax.lax.scan(step, cache, ids.T)
 
   def states(token: jax.Array) -> jax.Array:
-    hidden, _ = read_token(model, variables, cache, jnp.full(len(ids), token))
-    return jnp.stack(hidden)
+    tokens = jnp.full(len(ids), token)
+    return sipit.read_token(model, variables, cache, tokens)[0][layer]
 
-  every = jnp.arange(1, model.config.vocab_size, dtype=jnp.int32)
+  tokens = jnp.arange(1, model.config.vocab_size, dtype=jnp.int32)
   # One token after another: the caches of all would take much memory.
-  return jnp.moveaxis(jax.lax.map(states, every), 0, 2)
+  return jnp.swapaxes(jax.lax.map(states, tokens), 0, 1)
 
 
 def collapse(

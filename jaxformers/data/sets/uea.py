@@ -112,15 +112,13 @@ def _header(lines: Iterator[tuple[int, str]], name: str) -> Header:
         f"{name}, line {number}: expected a line such as '@dimensions 6' "
         f"before @data, but found {line[:40]!r}. Give a .ts file."
       )
-    # The flag is written "true" or "True"; names of classes stay as they are.
-    fields[key[1:].lower()] = [value.lower() for value in values[:1]] + values[
-      1:
-    ]
+    fields[key[1:].lower()] = values
   else:
     raise UserError(f"{name} has no line @data: give a .ts file.")
 
   def is_true(field: str) -> bool:
-    return fields.get(field, ["false"])[:1] == ["true"]
+    # Files write "true" or "True".
+    return [value.lower() for value in fields.get(field, [])[:1]] == ["true"]
 
   if is_true("timestamps"):
     raise UserError(
