@@ -254,3 +254,16 @@ def test_channels_that_do_not_suit_are_refused(fields, text):
   sizes = {"vocab_size": 0, "max_len": 9, "num_classes": 2, "num_inputs": 1}
   with pytest.raises(ValueError, match=text):
     models.build("lru", channels=3, d_model=8, num_layers=1, **sizes | fields)
+
+
+@pytest.mark.parametrize("name", slow_except(("lru",), ("lru", "transformer")))
+def test_causal_models_close_holes_of_time_series(name):
+  model, params = time_series(
+    name, objective="token_classification", causal=True, positions="sinusoid"
+  )
+  apply = jax.jit(functools.partial(model.apply, train=False))
+  x = steps(5)
+  want = apply({"params": params}, x)
+  holes = np.insert(x, 2, np.nan, axis=1)
+  got = apply({"params": params}, holes)
+  np.testing.assert_allclose(np.delete(got, 2, 1), want, atol=2e-5)
