@@ -481,6 +481,7 @@ RUNNERS = {
       ("price", "isometric"),
       ("export", "transject", "--length=16"),
       ("perplexity", "language", "--tokens=40", "--strides=1,64"),
+      ("collisions", "language", "--samples=4", "--length=8", "--longest=8"),
     )
   },
   # They need images, many sizes, or the compiler of TPUs.

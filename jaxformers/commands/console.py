@@ -20,6 +20,7 @@ GROUPS = {
   "Look into a model": (
     "lipschitz",
     "inverse",
+    "collisions",
     "certified",
     "smoothness",
     "isometry",

@@ -370,7 +370,7 @@ class Model(nn.Module):
         "rows or after resets: choose a recurrence such as 'lru' with a result "
         "for each token."
       )
-    if config.real and not packs:
+    if config.real and not config.channels and not packs:
       raise UserError(
         f"The model {config.name!r} has no packed rows of real numbers: choose "
         "one whose mixer has has_segments, such as 's5' or 'transformer'."
@@ -419,6 +419,10 @@ class Model(nn.Module):
 
     def examples(array: Any) -> jax.Array:
       rows = unpack(packed, self._in_rows(jnp.asarray(array)))
+      if self.config.channels and rows.ndim == 3:
+        # Behind the end of a time series, no channel has a number.
+        is_step = unpack(packed, packed.numbers) > 0
+        rows = jnp.where(is_step[..., None], rows, jnp.nan)
       if parts == 1:
         return rows
       # Put the two sequences of an example beside each other.

@@ -256,6 +256,23 @@ def test_channels_that_do_not_suit_are_refused(fields, text):
     models.build("lru", channels=3, d_model=8, num_layers=1, **sizes | fields)
 
 
+@pytest.mark.parametrize("name", slow_except((), ("transject", "s4d", "lru")))
+def test_packed_time_series_have_their_own_classes(name):
+  model, params = time_series(name)
+  apply = jax.jit(
+    functools.partial(model.apply, train=False), static_argnames="sizes"
+  )
+  x, y = steps(4, 1), steps(5, 1)
+  want = [apply({"params": params}, each) for each in (x, y)]
+  got = apply(
+    {"params": params},
+    np.concatenate([x, y], 1),
+    segments=np.array([[1] * 4 + [2] * 5]),
+    sizes=(2, 5),
+  )
+  np.testing.assert_allclose(got[0], np.concatenate(want), atol=2e-5)
+
+
 @pytest.mark.parametrize("name", slow_except(("lru",), ("lru", "transformer")))
 def test_causal_models_close_holes_of_time_series(name):
   model, params = time_series(
