@@ -118,9 +118,9 @@ def _measure(
   radius = sipit.noise_radius(model, params)
   return {
     "prompts": len(ids),
-    "least": [float(found.distances[0]) for found in layers],
+    "least": [float(pairs.distances[0]) for pairs in layers],
     "typical": [float(np.median(_distances(x))) for x in hidden],
-    "collisions": [found.num_below for found in layers],
+    "collisions": [pairs.num_below for pairs in layers],
     "extended": len(chosen),
     "continuations": len(flat),
     "continued": continued,
@@ -138,30 +138,31 @@ def _distances(x: np.ndarray) -> np.ndarray:
 
 def _lines(content: Mapping[str, Any]) -> Iterator[str]:
   """Yields the lines of the report."""
-  for label, found in content.items():
+  for label, measured in content.items():
     yield (
-      f"{label}: {found['prompts']:,} prompts, {found['continuations']:,} "
-      f"continuations of the nearest {found['extended']}"
+      f"{label}: {measured['prompts']:,} prompts, "
+      f"{measured['continuations']:,} continuations of the nearest "
+      f"{measured['extended']}"
     )
     columns = ("layer", "least", "collisions", "typical", "least continued")
     table = [
       (
         str(layer),
-        *(f"{found[key][layer]:.3g}" for key in ("least", "collisions")),
-        *(f"{found[key][layer]:.3g}" for key in ("typical", "continued")),
+        *(f"{measured[key][layer]:.3g}" for key in ("least", "collisions")),
+        *(f"{measured[key][layer]:.3g}" for key in ("typical", "continued")),
       )
-      for layer in range(len(found["least"]))
+      for layer in range(len(measured["least"]))
     ]
     yield from markdown_table(columns, table).splitlines()
-    if found["certified"] is not None:
+    if measured["certified"] is not None:
       yield (
         "Certified least distance of two continuations of a prompt in the last "
-        f"layer: {found['certified']:.3g}."
+        f"layer: {measured['certified']:.3g}."
       )
-    for dtype, values in found["collapse"].items():
+    for dtype, values in measured["collapse"].items():
       shown = ", ".join(
         f"{n:,}: {value:.2g}"
-        for n, value in zip(found["lengths"], values, strict=True)
+        for n, value in zip(measured["lengths"], values, strict=True)
       )
       yield f"Collapse in {dtype}, relative distance by n: {shown}."
     yield ""

@@ -128,7 +128,7 @@ def _search(
   drawn = np.random.default_rng(0).normal(size=hidden.shape)
   drawn *= noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
   began = time.perf_counter()
-  found = sipit.recover(
+  tokens = sipit.recover(
     model,
     run.params,
     hidden + drawn,
@@ -138,7 +138,7 @@ def _search(
     progress=True,
   )
   seconds = (time.perf_counter() - began) / len(ids)
-  right = (found.ids == ids)[mask].mean()
+  right = (tokens.ids == ids)[mask].mean()
   radius = sipit.noise_radius(model, run.params, layer)
   certified = "no noise radius is known"
   if radius is not None:
@@ -147,8 +147,8 @@ def _search(
   return (
     f"{mask.sum()} tokens of {len(ids)} sequences, one after the other from "
     f"{name} with noise of {noise:g}: {right:.4%} recovered; least margin "
-    f"{found.margins[mask].min():.3g}, greatest distance "
-    f"{found.distances[mask].max():.2g}, {seconds:.2g} s a sequence with the "
+    f"{tokens.margins[mask].min():.3g}, greatest distance "
+    f"{tokens.distances[mask].max():.2g}, {seconds:.2g} s a sequence with the "
     f"compilation; {certified}."
   )
 
@@ -168,10 +168,10 @@ def _print_tokens(
       f"{file} is no array of NumPy ({error}): give states [b, n, d] that "
       "np.save has written."
     ) from None
-  found = sipit.recover(
+  tokens = sipit.recover(
     run.model, run.params, array, layer=layer, policy=policy, progress=True
   )
-  for ids, margins in zip(found.ids, found.margins, strict=True):
+  for ids, margins in zip(tokens.ids, tokens.margins, strict=True):
     print(f"margin {np.nanmin(margins):.3g}: {run.inputs.decode(ids)}")
 
 

@@ -8,7 +8,7 @@ costs one step.
 
 Source: SipIt of Nikolaou et al. 2025, https://arxiv.org/abs/2510.15511,
 algorithm 1. Differs from it: candidates share the cache of the prefix, and the
-nearest candidate is taken in place of the first one within a distance.
+nearest candidate is taken, not the first one within a distance.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def recover(
   )
   if not np.isfinite(distances[mask]).all():
     raise UserError(
-      "The states are too far from those of all tokens for float32: give "
+      "The states are too far from the states of all tokens: give "
       "states of this model."
     )
   return Recovered(ids, distances, np.where(mask, margins, np.nan))
@@ -193,7 +193,7 @@ def noise_radius(
 
   Let c be the least factor by which the layers change a distance of two
   sequences, and m the least distance of two embedded tokens. Two candidates
-  after equal tokens differ in the last state alone, because the model is
+  after equal tokens differ only in the last state, because the model is
   causal, so that their states are at least c m apart. If the noise of each
   state is below c m / 2, the right candidate is the nearest. The bound is for
   exact arithmetic; see docs/theory.md, section 14.
@@ -356,8 +356,8 @@ def _recover(
     if policy == "all":
       return jnp.broadcast_to(every[:, None], (count, b))
     embedded = embed(cache, every)
-    found = _descend(model, layer, variables, cache, embedded, target)
-    distance = jnp.linalg.norm(embedded - found[None], axis=-1)
+    inputs = _descend(model, layer, variables, cache, embedded, target)
+    distance = jnp.linalg.norm(embedded - inputs[None], axis=-1)
     return every[jax.lax.top_k(-distance.T, count)[1]].T
 
   def position(cache: Any, token: Any) -> tuple[Any, Any]:
@@ -392,8 +392,8 @@ def _recover(
 
   cache = start_cache(model, variables, b)
   tokens = (jnp.moveaxis(states, 1, 0), mask.T)
-  _, found = jax.lax.scan(position, cache, tokens)
-  return Recovered(*(x.T for x in found))
+  _, outputs = jax.lax.scan(position, cache, tokens)
+  return Recovered(*(x.T for x in outputs))
 
 
 def _descend(

@@ -32,7 +32,7 @@ MIN_SERIES = 4  # Series of which every part of 70 : 15 : 15 has one.
 # What a reader of scores under "linoss" has to know.
 PITFALLS = (
   "Every seed draws other test series, so the deviation between seeds is not "
-  "the deviation of the model alone.",
+  "the deviation of the model only.",
   "The published code scores the test split whenever validation is at least as "
   "good as before. Its rows of Mamba and S6 are means over batches, in which "
   "the series of a short last batch count more.",

@@ -189,7 +189,7 @@ def test_half_precision_is_searched_in_float32():
     ({"layer": 3}, "layer=3: choose one of 0 to 2"),
     ({"policy": "random"}, "'random'.*all, gradient"),
     ({"policy": "gradient", "num_candidates": 0}, "num_candidates=0"),
-    ({"states": np.full((1, 4, 16), 1e30)}, "too far.*float32"),
+    ({"states": np.full((1, 4, 16), 1e30)}, "too far from the states"),
     ({"states": np.zeros((1, 4, 5))}, r"\[1, 4, 5\].*\[b, n, 16\]"),
     ({"states": np.full((1, 4, 16), np.nan)}, "not finite"),
     ({"states": np.zeros((1, 13, 16))}, "13 tokens.*max_len=12"),

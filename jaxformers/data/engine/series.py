@@ -122,7 +122,7 @@ def normalise(series: np.ndarray, reading: Any) -> np.ndarray:
 
 
 def has_no_numbers(series: np.ndarray) -> bool:
-  """Returns True for a series of NaN alone, or with infinite numbers."""
+  """Returns True for a series without numbers, or with infinite ones."""
   with np.errstate(over="ignore"):
     series = np.asarray(series, np.float32)
   return bool(np.isinf(series).any() or np.isnan(series).all())
