@@ -68,22 +68,22 @@ def measure(
   sipit.recover(model, params, states[:1])
   sipit.recover(model, params, states)
   began = time.perf_counter()
-  found = sipit.recover(model, params, states)
+  recovered = sipit.recover(model, params, states)
   seconds = (time.perf_counter() - began) / len(ids)
-  one = time.perf_counter()
+  single = time.perf_counter()
   sipit.recover(model, params, states[:1])
-  one = time.perf_counter() - one
+  single = time.perf_counter() - single
   brute = brute_force(model, variables, ids[0], states[0])
   row = {
     "model": f"`{name}`",
     "perplexity": round(trained.results["perplexity"], 1),
     "training, s": round(trained.results["train_seconds"]),
-    "recovered": f"{(found.ids == ids).mean():.2%}",
-    "least margin": f"{found.margins.min():.3g}",
+    "recovered": f"{(recovered.ids == ids).mean():.2%}",
+    "least margin": f"{recovered.margins.min():.3g}",
     "s a prompt": round(seconds, 3),
-    "one prompt, s": round(one, 2),
+    "one prompt, s": round(single, 2),
     "brute force, s": round(brute, 2),
-    "speed-up": round(brute / one, 1),
+    "speed-up": round(brute / single, 1),
   }
   yield "inversion", row
   # Noise in units of half of the typical distance of two candidates.
@@ -104,8 +104,8 @@ def measure(
   for level in LEVELS:
     noise = rng.normal(size=states.shape)
     noise *= level * unit / np.linalg.norm(noise, axis=-1, keepdims=True)
-    found = sipit.recover(model, params, states + noise)
-    row[f"noise {level:g}"] = f"{(found.ids == ids).mean():.1%}"
+    recovered = sipit.recover(model, params, states + noise)
+    row[f"noise {level:g}"] = f"{(recovered.ids == ids).mean():.1%}"
   yield "noise", row
 
 

@@ -696,20 +696,13 @@ class TrainedModel:
     batch_size: int,
   ) -> Inversion:
     """Finds tokens one after the other; see `invert`."""
-    sipit.check_model(self.model)
-    sipit.check_layer(self.model, layer)
     ids = mask = None
     if states is None:
       x, padded, size = self._read(inputs, batch_size)
-      model = models.in_float32(self.model)
-      # Models of next tokens move tokens to the front, before padding.
-      ids = np.asarray(model.close_holes(jnp.asarray(padded))[0])
-      parts = []
-      for batch in in_batches(padded, size):
-        hidden = capture(model, self._variables, batch).hidden
-        parts.append(np.asarray(hidden[-1 if layer is None else layer]))
-      states, mask = np.concatenate(parts)[: len(x)], ids > 0
-    found = sipit.recover(
+      ids, mask, states = sipit.find_states(
+        self.model, self._params, padded, layer, size
+      )
+    recovered = sipit.recover(
       self.model,
       self._params,
       states,
@@ -718,14 +711,14 @@ class TrainedModel:
       policy=policy,
       batch_size=batch_size,
     )
-    recovered = None if ids is None else float((found.ids == ids)[mask].mean())
-    n = found.ids.shape[1] if ids is None else x.shape[1]
+    share = None if ids is None else float((recovered.ids == ids)[mask].mean())
+    n = recovered.ids.shape[1] if ids is None else x.shape[1]
     return Inversion(
-      found.ids[:, :n],
-      tuple(self.decode(found.ids)) if self.inputs.tokenizer else (),
-      recovered,
-      float(found.distances.max(where=found.ids > 0, initial=0)),
-      found.margins[:, :n],
+      recovered.ids[:, :n],
+      tuple(self.decode(recovered.ids)) if self.inputs.tokenizer else (),
+      share,
+      float(recovered.distances.max(where=recovered.ids > 0, initial=0)),
+      recovered.margins[:, :n],
     )
 
   @check_keywords

@@ -13,7 +13,7 @@ splits have 36 to 85 series, so that an accuracy has a standard error of 3.5 to
 6.6 points, and each seed has other test series. Four of the six data sets of
 that paper are near chance for all published models (SelfRegulationSCP2,
 MotorImagery, EthanolConcentration, Heartbeat): compare with the trivial rules,
-which are printed beside the score. docs/results.md has scores.
+which are printed next to the score. docs/results.md has scores.
 
 size=published has the sizes, rates and steps of LinOSS on these six data sets,
 which take hours; the authors also stop after ten evaluations without a gain

@@ -29,8 +29,6 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.inference import TrainedModel
 from jaxformers.models import in_float32, inverse, sipit
 from jaxformers.models.blocks.invertible import layers_of
-from jaxformers.models.capture import capture
-from jaxformers.models.variables import make_variables
 
 
 @cli.command(
@@ -117,20 +115,14 @@ def _search(
     noise: Euclidean norm of the noise that is added to each state.
     policy: argument of `sipit.recover`.
   """
-  model = in_float32(run.model)
-  sipit.check_model(model)
-  sipit.check_layer(model, layer)
-  variables = make_variables(model, run.params)
-  captured = capture(model, variables, jnp.asarray(ids))
-  hidden = np.asarray(captured.hidden[-1 if layer is None else layer])
-  ids = np.asarray(model.close_holes(jnp.asarray(ids))[0])
-  mask = ids > 0
+  model, params = run.model, run.params
+  ids, mask, hidden = sipit.find_states(model, params, ids, layer)
   drawn = np.random.default_rng(0).normal(size=hidden.shape)
   drawn *= noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
   began = time.perf_counter()
   tokens = sipit.recover(
     model,
-    run.params,
+    params,
     hidden + drawn,
     layer=layer,
     mask=mask,
@@ -139,7 +131,7 @@ def _search(
   )
   seconds = (time.perf_counter() - began) / len(ids)
   right = (tokens.ids == ids)[mask].mean()
-  radius = sipit.noise_radius(model, run.params, layer)
+  radius = sipit.noise_radius(model, params, layer)
   certified = "no noise radius is known"
   if radius is not None:
     certified = f"certified up to noise of {radius:.2g}"

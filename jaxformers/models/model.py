@@ -425,7 +425,7 @@ class Model(nn.Module):
         rows = jnp.where(is_step[..., None], rows, jnp.nan)
       if parts == 1:
         return rows
-      # Put the two sequences of an example beside each other.
+      # Put the two sequences of an example next to each other.
       by_row = rows.reshape(-1, parts, packed.most, packed.longest)
       return jnp.swapaxes(by_row, 1, 2).reshape(-1, parts, packed.longest)
 

@@ -25,9 +25,11 @@ from tqdm import tqdm
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import check_keywords, choose
+from jaxformers.models.batches import in_batches
 from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.bounds import token_table
 from jaxformers.models.cache import CACHE, FIXED
+from jaxformers.models.capture import capture
 from jaxformers.models.config import ModelConfig
 from jaxformers.models.decode import is_bounded
 from jaxformers.models.mixer import names_with_step
@@ -56,6 +58,52 @@ class Recovered(NamedTuple):
   ids: np.ndarray
   distances: np.ndarray
   margins: np.ndarray
+
+
+class States(NamedTuple):
+  """States of a layer for the tokens of prompts; see `find_states`.
+
+  Attributes:
+    ids: tokens, moved to the front of each row, int32 [b, n].
+    mask: bool [b, n], True at tokens.
+    states: output of the layer, float32 [b, n, d].
+  """
+
+  ids: np.ndarray
+  mask: np.ndarray
+  states: np.ndarray
+
+
+def find_states(
+  model: Model,
+  params: Any,
+  ids: np.ndarray,
+  layer: int | None = None,
+  batch_size: int = 32,
+) -> States:
+  """Returns the states of a layer from which `recover` finds the tokens.
+
+  Computes in float32.
+
+  Args:
+    model, params, layer: arguments of `recover`.
+    ids: prompts, int32 [b, n], 0 at padding.
+    batch_size: number of prompts that are read together.
+
+  Raises:
+    UserError: for a model or a layer that `recover` refuses.
+  """
+  check_model(model)
+  check_layer(model, layer)
+  model = in_float32(model)
+  variables = make_variables(model, params)
+  parts = []
+  for batch in in_batches(ids, min(batch_size, len(ids))):
+    hidden = capture(model, variables, jnp.asarray(batch)).hidden
+    parts.append(np.asarray(hidden[-1 if layer is None else layer]))
+  # Models of next tokens move tokens to the front, before padding.
+  moved = np.asarray(model.close_holes(jnp.asarray(ids))[0])
+  return States(moved, moved > 0, np.concatenate(parts)[: len(ids)])
 
 
 @check_keywords

@@ -40,15 +40,13 @@ def find(module: nn.Module) -> jax.Array | None:
   return module.get_variable(STEP_SIZES, "s")
 
 
-def check(
-  sizes: Any, shape: tuple[int, ...], mask: jax.Array | None = None
-) -> jax.Array:
+def check(sizes: Any, shape: tuple[int, ...], mask: jax.Array) -> jax.Array:
   """Returns step sizes [b, n] as floats, 1 at padding.
 
   Args:
     sizes: step sizes. Only values outside of compiled functions are checked.
     shape: shape of the inputs.
-    mask: bool [b, n], True at tokens; None if all are tokens.
+    mask: bool [b, n], True at tokens.
 
   Raises:
     UserError: for another shape than the shape of the inputs, for sizes that
@@ -71,8 +69,7 @@ def check(
     array = jnp.asarray(array)
   array = array.astype(jnp.promote_types(array.dtype, jnp.float32))
   # Sizes at padding have no effect: they may even be NaN.
-  if mask is not None:
-    array = jnp.where(mask, array, 1)
+  array = jnp.where(mask, array, 1)
   if not isinstance(array, jax.core.Tracer):
     values = np.asarray(array)
     is_wrong = ~(np.isfinite(values) & (values >= 0))

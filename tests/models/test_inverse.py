@@ -12,6 +12,7 @@ import pytest
 from jaxformers import models
 from jaxformers.commands import inverse as inverse_command
 from jaxformers.models import inverse
+from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 from jaxformers.training import loop
 from tests import draws, initial
@@ -250,7 +251,7 @@ def test_inverse_command_searches_tokens_of_causal_models(
   run = inverse_command.states.load(workdir)
   ids = run.sample(1, 5)
   variables = make_variables(run.model, run.params)
-  hidden = inverse_command.capture(run.model, variables, ids).hidden
+  hidden = capture(run.model, variables, ids).hidden
   np.save(tmp_path / "states.npy", np.asarray(hidden[-1]))
   inverse_command.main([workdir, f"--states={tmp_path / 'states.npy'}"])
   assert run.inputs.decode(ids[0]) in capsys.readouterr().out

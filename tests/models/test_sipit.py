@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.core import FrozenDict
 from scipy.spatial import distance
 
 from jaxformers import models
@@ -124,18 +125,8 @@ def test_rotary_positions_alone_do_not_tell_a_from_aa():
 
 
 def rotary():
-  model = models.build(
-    "transformer",
-    vocab_size=V,
-    max_len=12,
-    d_model=16,
-    num_layers=2,
-    num_classes=0,
-    objective="language_model",
-    positions="none",
-    mixer={"rotary": True},
-  )
-  return model, start(model)
+  mixer = FrozenDict(rotary=True)
+  return build("transformer", positions="none", mixer=mixer)
 
 
 @pytest.mark.parametrize("name", ["allpass", "certified_s4d"])

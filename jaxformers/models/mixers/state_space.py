@@ -150,8 +150,8 @@ def hold(log: Pair, size: jax.Array) -> tuple[Pair, Pair]:
 
   For an integer s, s steps h <- a h + v with an equal input v are one step
   h <- a^s h + (1 + a + ... + a^(s-1)) v. These are its factors, for real s >= 0
-  too. Under a zero-order hold, they are those of a step that is s times as
-  long.
+  too. Under a zero-order hold, a step that is s times as long has the same
+  factors.
 
   Args:
     log: logarithms of the factors, a pair of arrays.
