@@ -63,6 +63,11 @@ class _Padded(NamedTuple):
   padded: np.ndarray
   size: int
 
+  @property
+  def num_added(self) -> int:
+    """Number of tokens that the padding has added to each row."""
+    return sum(self.padded.shape) - sum(self.inputs.shape)
+
 
 class Prediction(NamedTuple):
   """Predicted class of one input.
@@ -418,15 +423,16 @@ class TrainedModel:
 
   def _outputs(self, read: _Padded) -> np.ndarray:
     """Returns the outputs of inputs that are encoded and padded."""
-    x, padded, size = read
+    x = read.inputs
     forward = functools.partial(outputs, self.model, self._variables)
-    results = apply_in_batches(forward, padded, size)
+    results = apply_in_batches(forward, read.padded, read.size)
     # Outputs for each token: remove those at the padding added by `_read`.
     is_series = bool(self.inputs.channels)
     has_tokens = is_series or (x.dtype == np.int32 and x.ndim == 2)
     has_tokens = has_tokens and results.ndim == 3
-    rest = padded.shape[1] - x.shape[1]
-    return results[:, : results.shape[1] - rest] if has_tokens else results
+    if not has_tokens:
+      return results
+    return results[:, : results.shape[1] - read.num_added]
 
   @check_keywords
   def predict(
@@ -591,18 +597,17 @@ class TrainedModel:
       >>> hidden.states.shape, hidden.mask.shape
       ((3, 1, 4, 64), (1, 4))
     """
-    x, padded, size = self._read(inputs, batch_size)
+    read = self._read(inputs, batch_size)
     # Run the batches, and keep the states of all layers.
     captured = [
       capture(self.model, self._variables, batch)
-      for batch in in_batches(padded, size)
+      for batch in in_batches(read.padded, read.size)
     ]
     states = [np.stack([np.asarray(x) for x in c.hidden]) for c in captured]
     masks = [np.asarray(c.mask) for c in captured]
     # Remove repeated samples and padding; a pair counts as two samples.
-    samples = len(x) * self.model.config.num_inputs
-    axis = 1 if self.inputs.channels else -1
-    tokens = masks[0].shape[1] - (padded.shape[axis] - x.shape[axis])
+    samples = len(read.inputs) * self.model.config.num_inputs
+    tokens = masks[0].shape[1] - read.num_added
     return HiddenStates(
       np.concatenate(states, 1)[:, :samples, :tokens],
       np.concatenate(masks)[:samples, :tokens],
@@ -751,11 +756,12 @@ class TrainedModel:
       0
     """
     self._require("classification", "certify", "only classifiers have labels")
-    x, padded, size = self._read(inputs, batch_size)
+    read = self._read(inputs, batch_size)
+    x, padded, size = read
     model = models.in_float32(self.model)
     # Numbers of the classes to certify, [b].
     if labels is None:
-      numbers = self._outputs(_Padded(x, padded, size)).argmax(-1)
+      numbers = self._outputs(read).argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
     # Largest number of tokens and largest radius of each input.

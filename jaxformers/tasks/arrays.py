@@ -622,12 +622,8 @@ def _bytes(row: np.ndarray) -> bytes:
 
 def _keys(contents: Iterable[bytes]) -> np.ndarray:
   """Returns hashes of inputs, the keys of the examples, uint64 [count]."""
-  digests_of_rows = (
-    hashlib.blake2b(content, digest_size=8) for content in contents
-  )
   return np.array(
-    [int.from_bytes(each.digest(), "big") for each in digests_of_rows],
-    np.uint64,
+    [encodings.hash_key(content) for content in contents], np.uint64
   )
 
 

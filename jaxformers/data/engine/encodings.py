@@ -47,13 +47,16 @@ def well_formed(text: str) -> str:
   return text
 
 
-def _hash(content: bytes) -> int:
+def hash_key(content: bytes) -> int:
+  """Returns a hash of a content, the key of an example, below 2^64."""
   return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
 def text_key(*fields: str) -> Callable[[Example], int]:
   """Returns a function from an example to a hash of its text fields."""
-  return lambda example: _hash(b"\0".join(example[field] for field in fields))
+  return lambda example: hash_key(
+    b"\0".join(example[field] for field in fields)
+  )
 
 
 def id_key(example: Example) -> int:
@@ -461,6 +464,6 @@ def ids(*fields: str, dtype: Any = np.uint8) -> Encoding:
   encoding = _without_fit(
     "-".join([first, *others]),
     lambda e: [e[field] for field in (first, *others)],
-    lambda e: _hash(e[first].tobytes()),
+    lambda e: hash_key(e[first].tobytes()),
   )
   return dataclasses.replace(encoding, dtype=dtype)

@@ -10,7 +10,6 @@ described at https://www.timeseriesclassification.com.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxformers.data.engine import archive as archives
+from jaxformers.data.engine.encodings import hash_key
 from jaxformers.data.engine.source import Encoding, Example, Keyed, Source
 from jaxformers.foundations.errors import UserError
 
 SPLITS = ("train", "test")
 MAX_BYTES = 1 << 32
-MOST_SERIES = 1 << 24  # As many examples as prepared data may have.
 # Series of train and of test, where they are known: a file that was cut at the
 # end of a line looks whole.
 COUNTS = {
@@ -287,8 +286,7 @@ def _order(name: str) -> tuple[float, str]:
 def _key(example: Mapping[str, Any]) -> int:
   """Returns a hash of the numbers of a series."""
   values = np.ascontiguousarray(example["values"], np.float32)
-  digest = hashlib.blake2b(values.tobytes(), digest_size=8)
-  return int.from_bytes(digest.digest(), "big")
+  return hash_key(values.tobytes())
 
 
 ENCODING = Encoding("series", _fit, _key, np.float32)
