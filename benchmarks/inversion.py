@@ -34,8 +34,8 @@ from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
 
 MODELS = "transformer,neutreno,mamba,lru,allpass,retnet,deltanet"
-LEVELS = (0.0, 0.1, 0.3, 1.0, 3.0)
-LENGTH, COMPARED = 20, 16
+LEVELS = (0.03, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0)
+LENGTH, COMPARED = 20, 32
 
 
 def train(name: str, folder: str, workdir: Path, steps: int) -> Any:
@@ -64,9 +64,9 @@ def measure(
   ids = run.sample(prompts, LENGTH)
   variables = make_variables(model, params)
   states = np.asarray(capture(model, variables, jnp.asarray(ids)).hidden[-1])
-  # Compile, then measure.
+  # Compile for one prompt and for a batch, then measure.
   sipit.recover(model, params, states[:1])
-  sipit.recover(model, params, states)
+  sipit.recover(model, params, states[:COMPARED])
   began = time.perf_counter()
   recovered = sipit.recover(model, params, states)
   seconds = (time.perf_counter() - began) / len(ids)
@@ -90,13 +90,14 @@ def measure(
   layer = model.config.num_layers
   prefixes = ids[:COMPARED, :-1]
   candidates = collisions.continuations(model, params, prefixes, layer)
-  order = np.random.default_rng(0).permutation(candidates.shape[1])
+  rng = np.random.default_rng(0)
+  order = rng.permutation(candidates.shape[1])
   apart = np.linalg.norm(
     candidates[:, order[1:]] - candidates[:, order[:-1]], axis=2
   )
   unit = float(np.median(apart)) / 2
   radius = sipit.noise_radius(model, params)
-  rng = np.random.default_rng(0)
+  ids, states = ids[:COMPARED], states[:COMPARED]
   row = {
     "model": f"`{name}`",
     "radius": None if radius is None else f"{radius / unit:.2g}",

@@ -62,7 +62,8 @@ def train(
     trust: True imports the code modules that the folder in the field
       `pretrained` names; see `load`.
     **sizes: Keywords of `from_arrays`, which are `classes`, `vocab_size` and
-      `max_len`. A language model takes `vocab_size` and `max_len`.
+      `max_len`. A language model takes `vocab_size`, `vocabulary` and
+      `max_len`; see `tasks.language.load_language`.
 
   Returns:
     The model of the best checkpoint. Its `results` hold the test scores.
@@ -198,7 +199,10 @@ def _make_language(
   Returns:
     The task, and the fields of its section in the config.
   """
-  fields = ("tokens", "vocab_size", "max_len", "stride", "eval_windows")
+  fields = (
+    *("tokens", "vocab_size", "vocabulary", "max_len"),
+    *("stride", "eval_windows"),
+  )
   for name in sizes:
     choose("argument of train for a language model", name, fields)
   options = {key: section[key] for key in fields if key in section} | {**sizes}

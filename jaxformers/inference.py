@@ -1,8 +1,8 @@
 """Trained models: predictions, hidden states, inverses and certificates.
 
-A model is loaded from the workdir of a run, or from a folder that
-`TrainedModel.save` or `jaxformers export` has written. Loading needs
-neither the data set nor the optimiser of the run.
+A model is loaded from the workdir of a run, from a folder that
+`TrainedModel.save` or `jaxformers export` has written, or from a GPT-2 of
+Hugging Face. Loading needs neither the data set nor the optimiser of the run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jaxformers.models.variables import make_variables, outputs
 from jaxformers.tasks import Task, rows
 from jaxformers.tasks import inputs as task_inputs
 from jaxformers.training import exported, zoo
-from jaxformers.training.weights import read_weights
+from jaxformers.training.weights import read_published, read_weights
 
 if TYPE_CHECKING:
   from jaxformers.training.run import Run
@@ -74,6 +74,7 @@ class Prediction(NamedTuple):
 
   Attributes:
     label: name of the likeliest class, or its number if classes have no names.
+      For a language model, the text of the likeliest next token.
     probability: probability of the likeliest class.
     probabilities: probabilities of all classes, float32 [c].
   """
@@ -438,7 +439,7 @@ class TrainedModel:
   def predict(
     self, inputs: Any, *, batch_size: int = 32
   ) -> list[Prediction] | list[TokenPrediction]:
-    """Predicts the class of every input, or of every token.
+    """Predicts the class of every input, of every token, or the next token.
 
     Args:
       inputs: Texts or arrays.
@@ -446,10 +447,13 @@ class TrainedModel:
 
     Returns:
       A `Prediction` for every input. If the model was trained on a label per
-      token, a `TokenPrediction` for every input, without padding.
+      token, a `TokenPrediction` for every input, without padding. The classes
+      of a language model are the tokens that may follow the input; their
+      probabilities are in the order of the ids.
 
     Raises:
-      UserError: If the model is not a classifier, or if the inputs do not fit.
+      UserError: If the model is neither a classifier nor a language model, or
+        if the inputs do not fit.
 
     Example:
       >>> import jaxformers as jf
@@ -460,6 +464,8 @@ class TrainedModel:
     """
     if self.model.objective == "token_classification":
       return self._predict_tokens(inputs, batch_size)
+    if self.model.objective == "language_model":
+      return self._predict_next(inputs, batch_size)
     self._require("classification", "predict", "use `outputs`")
     logits = self.outputs(inputs, batch_size=batch_size)
     # Softmax in float64, [b, c].
@@ -489,6 +495,24 @@ class TrainedModel:
       )
       for row, mask in zip(shares, is_token, strict=True)
     ]
+
+  def _predict_next(self, inputs: Any, batch_size: int) -> list[Prediction]:
+    """Predicts the token after each input; see `predict`."""
+    _RANGES["batch_size"].check("batch_size", batch_size)
+    x = self.inputs.batch(inputs, closed=False)
+    _require_tokens(x, "inputs")
+    outputs = self._outputs(self._pad(x, batch_size))
+    # Log probabilities after the last token, [b, v].
+    last = x.shape[1] - 1 - (x[:, ::-1] > 0).argmax(1)
+    shares = np.exp(outputs[np.arange(len(x)), last])
+    return [
+      Prediction(self._token(k), float(row[k]), row)
+      for k, row in zip(shares.argmax(-1), shares, strict=True)
+    ]
+
+  def _token(self, k: int) -> str:
+    """Returns the text of an id, or the token if it is not text alone."""
+    return self.inputs.decode(np.array([k])) or self.inputs.vocabulary[k]
 
   def _label(self, k: int) -> str | int:
     return self.classes[k] if self.classes else int(k)
@@ -891,8 +915,10 @@ def load(folder: str | Path, *, trust: bool = False) -> TrainedModel:
   Args:
     folder: Workdir of a run, from which the best checkpoint is read. Or a
       folder that `TrainedModel.save` or `jaxformers export` has
-      written. Or "zoo:NAME" for a small trained model of the package; the
-      command `jaxformers zoo` lists the names.
+      written. Or a folder of Hugging Face with a GPT-2: config.json,
+      safetensors, and tokenizer.json for texts. Or "zoo:NAME" for a small
+      trained model of the package; the command `jaxformers zoo` lists the
+      names.
     trust: True imports the code modules that the folder names. They run with
       your rights; see SECURITY.md. Modules that are already imported need no
       trust.
@@ -965,11 +991,12 @@ def _open(path: Path) -> TrainedModel:
     UserError: if the folder has no trained model, or a damaged one.
   """
   weights = read_weights(path)
+  if weights is None and (path / "config.json").is_file():
+    weights = read_published(path)
   if weights is None:
     raise UserError(
-      f"{path} has no trained model of this package: give the workdir of a "
-      "run, or the folder of an exported model. For a folder of Hugging Face "
-      "call jaxformers.models.pretrained.load."
+      f"{path} has no trained model: give the workdir of a run, the folder of "
+      "an exported model, or a folder of Hugging Face with a language model."
     )
   record = weights.record
   if "sizes" not in record:

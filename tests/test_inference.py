@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from pathlib import Path
 
 import jax
@@ -18,6 +19,7 @@ from jaxformers.training import loop, run
 from tests import initial
 from tests.marks import long_except
 
+GPT2 = Path(__file__).parent / "models" / "pretrained" / "gpt2"
 TEXTS = ["[MAX 2 [SM 3 9 ] ]", "[MIN 4 1 ]", "7"]
 
 
@@ -170,7 +172,7 @@ def test_certify_and_generate_refuse_models_without_them(
   with pytest.raises(ValueError, match="nothing.*workdir"):
     jf.load(tmp_path / "nothing")
   with pytest.raises(
-    ValueError, match="Hugging Face.*jaxformers.models.pretrained.load"
+    ValueError, match="workdir of a run.*exported model.*Hugging Face"
   ):
     jf.load(tmp_path)
 
@@ -204,10 +206,43 @@ def test_generate_continues_a_prompt(smoke, tmp_path):
   assert first == second
   assert len(first) == 2
   assert model.outputs(["to b"]).shape == (1, 4, 257)
-  with pytest.raises(
-    ValueError, match="'classification'.*'language_model'.*`outputs`"
+  # The next token is that of a step of greedy decoding.
+  greedy = model.generate(["to b", "n"], 1, temperature=0)
+  for prediction, token in zip(
+    model.predict(["to b", "n"]), greedy, strict=True
   ):
-    model.predict(["to b"])
+    assert prediction.label == token or not token
+    assert prediction.probabilities.sum() == pytest.approx(1, abs=1e-5)
+    assert prediction.probability == prediction.probabilities.max()
+
+
+def test_load_reads_a_gpt2_of_hugging_face(tmp_path):
+  model = jf.load(GPT2)
+  assert model.encode(["the film"]).tolist() == [[258, 268]]
+  texts = ["the film and", "of"]
+  hidden = model.hidden_states(texts).states
+  assert hidden.shape == (3, 2, 3, 12)
+  assert model.invert(texts).texts == tuple(texts)
+  assert model.invert(states=hidden[1, :1], layer=1).texts == (texts[0],)
+  drawn = model.generate(texts, 3, temperature=0)
+  assert drawn == model.generate(texts, 3, temperature=0) and len(drawn) == 2
+  (next_token, _) = model.predict(texts)
+  assert len(next_token.probabilities) == 281
+  assert repr(model).startswith("<TrainedModel transformer on gpt2")
+  # It is saved as any other model.
+  again = jf.load(model.save(tmp_path / "saved"))
+  np.testing.assert_array_equal(again.outputs(texts), model.outputs(texts))
+  # Without a tokenizer it reads ids.
+  folder = shutil.copytree(GPT2, tmp_path / "gpt2")
+  (folder / "tokenizer.json").unlink()
+  ids = jf.load(folder)
+  np.testing.assert_allclose(
+    ids.outputs(model.encode(texts)), model.outputs(texts), atol=1e-5
+  )
+  with pytest.raises(ValueError, match="not text.*ids int32"):
+    ids.encode(texts)
+  with pytest.raises(ValueError, match=r"no language model.*pretrained\.load"):
+    jf.load(GPT2.parent / "bert")
 
 
 @pytest.mark.slow

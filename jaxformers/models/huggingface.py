@@ -1,8 +1,9 @@
 """Fields of Hugging Face's config.json and preprocessor_config.json.
 
-These are the fields of BertConfig, ViTConfig and DeiTConfig of current and
-older releases of transformers. Each field is obeyed, refused, or listed as
-without effect on a forward pass. All other fields are listed in a warning.
+These are the fields of BertConfig, GPT2Config, ViTConfig and DeiTConfig of
+current and older releases of transformers. Each field is obeyed, refused, or
+listed as without effect on a forward pass. All other fields are listed in a
+warning.
 """
 
 from __future__ import annotations
@@ -18,21 +19,31 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 
 Fields = dict[str, Any]
-KINDS = ("bert", "deit", "vit")
+KINDS = ("bert", "deit", "gpt2", "vit")
 REMEDY = "Download it again from the source of the weights."
 
-# Fields that are obeyed. Fields of `_COMMON_SIZES` and `_SIZES` are required.
-# The others have the defaults of transformers, because old files lack some.
-_COMMON_SIZES = (
-  "hidden_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-  "intermediate_size",
-)
+# Fields that are obeyed. Fields of `_SIZES` are required. The others have the
+# defaults of transformers, because old files lack some.
+_COMMON_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+_IMAGE_SIZES = (*_COMMON_SIZES, "intermediate_size", "image_size", "patch_size")
+_TEXT_SIZES = (*_COMMON_SIZES, "vocab_size", "max_position_embeddings")
 _SIZES = {
-  "vit": ("image_size", "patch_size"),
-  "deit": ("image_size", "patch_size"),
-  "bert": ("vocab_size", "max_position_embeddings"),
+  "vit": _IMAGE_SIZES,
+  "deit": _IMAGE_SIZES,
+  "bert": (*_TEXT_SIZES, "intermediate_size"),
+  "gpt2": _TEXT_SIZES,
+}
+# Names of these fields in the files of a kind, where they differ.
+_NAMES = {
+  "gpt2": {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+  }
 }
 _COMMON_DEFAULTS: Fields = {
   "hidden_act": "gelu",
@@ -46,6 +57,13 @@ _DEFAULTS = {
   "vit": _COMMON_DEFAULTS | _IMAGE_DEFAULTS,
   "deit": _COMMON_DEFAULTS | _IMAGE_DEFAULTS,
   "bert": _COMMON_DEFAULTS | {"is_decoder": False, "type_vocab_size": 2},
+  "gpt2": _COMMON_DEFAULTS
+  | {
+    "hidden_act": "gelu_new",
+    "layer_norm_eps": 1e-5,
+    "intermediate_size": None,
+    "tie_word_embeddings": True,
+  },
 }
 
 # Names in `activations.ACTIVATIONS`, by the value of `hidden_act`.
@@ -86,6 +104,9 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "copy of the folder",
   ),
 }
+_REFUSED_IMAGE: dict[str, tuple[tuple[Any, ...], str]] = {
+  "is_decoder": ((False,), "use an encoder"),
+}
 _REFUSED_BERT: dict[str, tuple[tuple[Any, ...], str]] = {
   "position_embedding_type": (
     ("absolute",),
@@ -102,8 +123,18 @@ _REFUSED_BERT: dict[str, tuple[tuple[Any, ...], str]] = {
     "use a BERT that pools the first token",
   ),
 }
-_REFUSED_IMAGE: dict[str, tuple[tuple[Any, ...], str]] = {
-  "is_decoder": ((False,), "use an encoder"),
+_REFUSED_GPT2: dict[str, tuple[tuple[Any, ...], str]] = {
+  "scale_attn_weights": ((True,), "use a model whose attention is scaled"),
+  "scale_attn_by_inverse_layer_idx": (
+    (False,),
+    "use a model whose attention has the same scale in every layer",
+  ),
+}
+_REFUSED_KINDS = {
+  "vit": _REFUSED_IMAGE,
+  "deit": _REFUSED_IMAGE,
+  "bert": _REFUSED_BERT,
+  "gpt2": _REFUSED_GPT2,
 }
 
 # Fields without effect on a forward pass in evaluation. They concern training,
@@ -123,7 +154,17 @@ _WITHOUT_EFFECT = """
   bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id unk_token_id
   decoder_start_token_id
 """
-_WITHOUT_EFFECT_ON_IMAGES = "pad_token_id type_vocab_size vocab_size"
+_IMAGE_FIELDS = "pad_token_id type_vocab_size vocab_size"
+_WITHOUT_EFFECT_ON_KIND = {
+  "vit": _IMAGE_FIELDS,
+  "deit": _IMAGE_FIELDS,
+  "bert": "",
+  "gpt2": """
+    pad_token_id is_decoder n_ctx attn_pdrop embd_pdrop resid_pdrop
+    reorder_and_upcast_attn summary_type summary_use_proj summary_activation
+    summary_proj_to_labels summary_first_dropout
+  """,
+}
 # Fields of text generation, which older releases wrote into config.json.
 _GENERATION = """
   assistant_confidence_threshold assistant_lookbehind bad_words_ids
@@ -151,6 +192,14 @@ _HEADS = {
     "BertForTokenClassification": "other",
     "BertForQuestionAnswering": "other",
     "BertForMultipleChoice": "other",
+  },
+  "gpt2": {
+    "GPT2LMHeadModel": "",
+    "GPT2Model": "",
+    "GPT2DoubleHeadsModel": "",
+    "GPT2ForSequenceClassification": "other",
+    "GPT2ForTokenClassification": "other",
+    "GPT2ForQuestionAnswering": "other",
   },
   "vit": {
     "ViTForImageClassification": "logits",
@@ -203,9 +252,10 @@ def read_config(file: Path) -> tuple[str, Fields]:
     file: path of config.json.
 
   Returns:
-    The kind, in `KINDS`; and the fields, with defaults for missing ones.
-    `image_size` and `patch_size` are (height, width), `num_labels` is the
-    number of labels, and `head` is the kind of head, see `_HEADS`.
+    The kind, in `KINDS`; and the fields, with defaults for missing ones. Fields
+    that all kinds have are named as in BertConfig. `image_size` and
+    `patch_size` are (height, width), `num_labels` is the number of labels, and
+    `head` is the kind of head, see `_HEADS`.
 
   Raises:
     UserError: for a damaged file, another kind of model, a missing size, or a
@@ -213,24 +263,31 @@ def read_config(file: Path) -> tuple[str, Fields]:
   """
   config = read_json(file)
   kind = choose(f"model_type in {file}:", _find_kind(config), KINDS)
-  fields = _DEFAULTS[kind] | config
+  names = _NAMES.get(kind, {})
+  renamed = {
+    ours: config[name] for ours, name in names.items() if name in config
+  }
+  fields = _DEFAULTS[kind] | config | renamed
   # Check the fields that determine sizes and options of the model.
-  for name in (*_COMMON_SIZES, *_SIZES[kind]):
-    _check_size(file, name, config.get(name))
-  _check_values(file, fields)
+  for name in _SIZES[kind]:
+    _check_size(file, _name(kind, name), fields.get(name))
+  if fields["intermediate_size"] is None:
+    fields["intermediate_size"] = 4 * fields["hidden_size"]
+  _check_values(file, kind, fields)
   # Convert a single number to (height, width).
-  for name in ("image_size", "patch_size") if kind != "bert" else ():
-    value = fields[name]
-    fields[name] = tuple(value) if isinstance(value, list) else (value, value)
+  for name in ("image_size", "patch_size"):
+    if name in _SIZES[kind]:
+      value = fields[name]
+      fields[name] = tuple(value) if isinstance(value, list) else (value, value)
   # Check that the heads have equal sizes.
   heads, width = fields["num_attention_heads"], fields["hidden_size"]
   if width % heads:
     raise UserError(
-      f"num_attention_heads={heads} in {file} does not divide "
-      f"hidden_size={width}. {REMEDY}"
+      f"{_name(kind, 'num_attention_heads')}={heads} in {file} does not divide "
+      f"{_name(kind, 'hidden_size')}={width}. {REMEDY}"
     )
   # Refuse fields that change the outputs, and warn of unknown ones.
-  refused = _REFUSED | (_REFUSED_BERT if kind == "bert" else _REFUSED_IMAGE)
+  refused = _REFUSED | _REFUSED_KINDS[kind]
   refused |= {
     "head_dim": (
       (None, width // heads),
@@ -246,7 +303,9 @@ def read_config(file: Path) -> tuple[str, Fields]:
       raise UserError(
         f"{name}={config[name]!r} in {file} is not supported: {remedy}."
       )
-  _warn_of_unknown(file, config, {*_SIZES[kind], *_DEFAULTS[kind], *refused})
+  read = {_name(kind, name) for name in (*_SIZES[kind], *_DEFAULTS[kind])}
+  without_effect = {*_WITHOUT_EFFECT_ON_KIND[kind].split()}
+  _warn_of_unknown(file, config, {*read, *refused, *without_effect})
   # Count the labels; transformers has two by default.
   labels = fields["id2label"]
   if labels is not None:
@@ -256,13 +315,20 @@ def read_config(file: Path) -> tuple[str, Fields]:
   return kind, fields
 
 
+def _name(kind: str, name: str) -> str:
+  """Returns the name of a field in the files of a kind."""
+  return _NAMES.get(kind, {}).get(name, name)
+
+
 def _find_kind(config: Mapping[str, Any]) -> Any:
   """Returns model_type, or infers it from other fields in older files."""
   if "model_type" in config:
     return config["model_type"]
-  # Segments indicate a BERT, and patches a ViT or a DeiT.
+  # Segments indicate a BERT, n_embd a GPT-2, and patches a ViT or a DeiT.
   if "type_vocab_size" in config and "vocab_size" in config:
     return "bert"
+  if "n_embd" in config and "n_positions" in config:
+    return "gpt2"
   names = config.get("architectures") or [""]
   is_deit = isinstance(names, list) and str(names[0]).startswith("DeiT")
   if "patch_size" in config and "image_size" in config:
@@ -296,14 +362,14 @@ def _check_size(file: Path, name: str, value: Any) -> None:
     )
 
 
-def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
+def _check_values(file: Path, kind: str, fields: Mapping[str, Any]) -> None:
   """Raises UserError for an obeyed field whose type or value is not valid."""
   # Check numbers.
   epsilon = fields["layer_norm_eps"]
   if type(epsilon) not in (int, float) or not 0 < epsilon < 1:
     raise UserError(
-      f"layer_norm_eps={epsilon!r} in {file} is not a number in (0, 1). "
-      f"{REMEDY}"
+      f"{_name(kind, 'layer_norm_eps')}={epsilon!r} in {file} is not a number "
+      f"in (0, 1). {REMEDY}"
     )
   if not isinstance(fields["id2label"], dict | None):
     raise UserError(f"id2label in {file} is not an object. {REMEDY}")
@@ -312,31 +378,29 @@ def _check_values(file: Path, fields: Mapping[str, Any]) -> None:
     raise UserError(
       f"num_labels={labels!r} in {file} is not a number of labels. {REMEDY}"
     )
-  for name in ("num_channels", "type_vocab_size"):
+  for name in ("num_channels", "type_vocab_size", "intermediate_size"):
     if name in fields:
-      _check_size(file, name, fields[name])
+      _check_size(file, _name(kind, name), fields[name])
   # Check flags and names.
-  for name in ("qkv_bias", "is_decoder"):
-    if name in fields and not isinstance(fields[name], bool):
+  for name, default in _DEFAULTS[kind].items():
+    if isinstance(default, bool) and not isinstance(fields[name], bool):
       raise UserError(
         f"{name}={fields[name]!r} in {file} is not true or false. {REMEDY}"
       )
   if fields["hidden_act"] not in list(ACTIVATIONS):
     raise UserError(
-      f"hidden_act={fields['hidden_act']!r} in {file} is not supported: use a "
-      f"model with one of {', '.join(ACTIVATIONS)}."
+      f"{_name(kind, 'hidden_act')}={fields['hidden_act']!r} in {file} is not "
+      f"supported: use a model with one of {', '.join(ACTIVATIONS)}."
     )
 
 
 def _warn_of_unknown(
   file: Path, config: Mapping[str, Any], read: set[str]
 ) -> None:
-  """Warns of fields that are neither read nor listed as without effect."""
+  """Warns of fields that are neither in `read` nor without any effect."""
   # Collect all fields that need no warning.
   ignored = {*_WITHOUT_EFFECT.split(), *_GENERATION.split()}
-  ignored |= {*_COMMON_SIZES, *read}
-  if "patch_size" in read:
-    ignored |= {*_WITHOUT_EFFECT_ON_IMAGES.split()}
+  ignored |= read
   unknown = sorted(
     name for name in config if name not in ignored and not name.startswith("_")
   )

@@ -1,12 +1,16 @@
-r"""Loading of Vision Transformers, DeiT and BERT from Hugging Face checkpoints.
+r"""Loading of Vision Transformers, DeiT, BERT and GPT-2 from Hugging Face.
 
     model, params = pretrained.load("PATH/deit-tiny-patch16-224")
     model, params = pretrained.load("PATH/...", mixer={"fidelity": 0.6})
 
-PATH is a folder with config.json and model.safetensors, as written by
-`save_pretrained` or downloaded from the hub. PyTorch is not needed. For
-training, set the field `config.pretrained`. `huggingface.py` lists the fields
-of config.json that are obeyed.
+PATH is a folder with config.json and model.safetensors, or with the files that
+model.safetensors.index.json lists, as written by `save_pretrained` or
+downloaded from the hub. PyTorch is not needed. For training, set the field
+`config.pretrained`. `huggingface.py` lists the fields of config.json that are
+obeyed.
+
+GPT-2 has no id for padding. Its id i is the id i + 1 here, because 0 is
+padding.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +38,9 @@ from jaxformers.models import huggingface, transplant
 
 Params = dict[str, Any]
 Shape = tuple[int, ...]
-_HEADS = ("head/", "decoder/")  # Parameters that a file may lack.
+# Parameters that a file may lack: heads, and the bias of a language model's
+# softmax, which is zero at first.
+_HEADS = ("head/", "decoder/", "bias_0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,28 +137,67 @@ def _image_positions(name: str, count: int, front: int) -> Tensor:
   return Tensor((name,), convert, fits)
 
 
-def _text_positions(names: tuple[str, str], count: int) -> Tensor:
-  """Returns the conversion of BERT's positions: add the first segment vector.
+def _text_positions(names: Sequence[str], count: int) -> Tensor:
+  """Returns the conversion of positions of texts.
 
-  Positions beyond the end of the table repeat the table from its start, as in
-  Longformer (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, section 5).
-  The outputs for shorter texts do not change.
+  The first segment vector is added to BERT's positions. Positions beyond the
+  end of the table repeat the table from its start, as in Longformer (Beltagy et
+  al. 2020, https://arxiv.org/abs/2004.05150, section 5). The outputs for
+  shorter texts do not change.
 
   Args:
-    names: names of the tables of positions and of segments.
+    names: names of the table of positions, and of BERT's table of segments.
     count: number of positions, according to config.json.
   """
 
-  def convert(
-    table: np.ndarray, segments: np.ndarray, shape: Shape
-  ) -> np.ndarray:
-    return (table + segments[:1])[np.arange(shape[0]) % count]
+  def convert(*arrays: Any) -> np.ndarray:
+    table, *segments, shape = arrays
+    for vectors in segments:
+      table = table + vectors[:1]
+    return table[np.arange(shape[0]) % count]
 
-  def fits(theirs: Shape, segments: Shape, ours: Shape) -> bool:
+  def fits(*shapes: Shape) -> bool:
+    theirs, *segments, ours = shapes
     is_table = theirs == (count, ours[-1])
-    return is_table and len(segments) == 2 and segments[-1] == ours[-1]
+    return is_table and all(
+      len(shape) == 2 and shape[-1] == ours[-1] for shape in segments
+    )
 
-  return Tensor(names, convert, fits)
+  return Tensor(tuple(names), convert, fits)
+
+
+def _columns(name: str, part: int, count: int) -> Tensor:
+  """Returns the conversion of weights or a bias of GPT-2's `Conv1D`, x W + b.
+
+  Args:
+    name: name of the tensor, whose columns belong to several maps, from left to
+      right.
+    part: number of the map.
+    count: number of maps.
+  """
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    # Match [inputs, count * outputs], where either may be split into heads.
+    if len(theirs) == 1:
+      return theirs[0] == count * math.prod(ours)
+    cuts = range(1, len(ours))
+    pairs = [(math.prod(ours[:k]), count * math.prod(ours[k:])) for k in cuts]
+    return theirs in pairs
+
+  return Tensor(
+    (name,),
+    lambda x, shape: np.split(x, count, -1)[part].reshape(shape),
+    fits,
+  )
+
+
+def _after_padding(name: str) -> Tensor:
+  """Returns the conversion of a table of tokens: padding becomes the id 0."""
+
+  def fits(theirs: Shape, ours: Shape) -> bool:
+    return len(theirs) == 2 and (theirs[0] + 1, theirs[1]) == ours
+
+  return Tensor((name,), lambda x, shape: np.pad(x, ((1, 0), (0, 0))), fits)
 
 
 def _stacked(*names: str) -> Tensor:
@@ -328,8 +374,54 @@ def _bert(
   return options, tensors
 
 
-_KINDS = {"vit": _vit, "deit": _vit, "bert": _bert}
-# Prefixes of tensors that may remain unused: heads, poolers, ids, mask tokens.
+def _gpt2(
+  config: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+  """Returns options of a GPT-2, and the tensors by parameter; see `_vit`."""
+  is_tied = config["tie_word_embeddings"]
+  options = {
+    "objective": "language_model",
+    "vocab_size": config["vocab_size"] + 1,
+    "max_len": config["max_position_embeddings"],
+    "head": {"tied": is_tied},
+    "embedding": {"scale": 1.0},
+    "mixer": {},
+    "block": {"norm_first": True},
+  }
+  tensors = {
+    "encoder/embedding/tokens/embedding": _after_padding("wte.weight"),
+    "encoder/embedding/positions": _text_positions(
+      ["wpe.weight"], config["max_position_embeddings"]
+    ),
+    **_norm("ln_f", "encoder/norm"),
+  }
+  if not is_tied:
+    tensors["table_0"] = _after_padding("lm_head.weight")
+  for i in range(config["num_hidden_layers"]):
+    theirs, ours = f"h.{i}", f"encoder/layer_{i}"
+    # One map has the columns of queries, keys and values.
+    maps = {
+      "mixer/query": ("attn.c_attn", 0, 3),
+      "mixer/key": ("attn.c_attn", 1, 3),
+      "mixer/value": ("attn.c_attn", 2, 3),
+      "mixer/out": ("attn.c_proj", 0, 1),
+      "up": ("mlp.c_fc", 0, 1),
+      "down": ("mlp.c_proj", 0, 1),
+    }
+    for path, (name, part, count) in maps.items():
+      for parameter, kind in (("kernel", "weight"), ("bias", "bias")):
+        tensors[f"{ours}/{path}/{parameter}"] = _columns(
+          f"{theirs}.{name}.{kind}", part, count
+        )
+    tensors |= _norm(f"{theirs}.ln_1", f"{ours}/norm_mixer")
+    tensors |= _norm(f"{theirs}.ln_2", f"{ours}/norm_mlp")
+  return options, tensors
+
+
+_KINDS = {"vit": _vit, "deit": _vit, "bert": _bert, "gpt2": _gpt2}
+_PREFIXES = {"gpt2": "transformer."}  # Prefixes of tensors, if not the kind.
+# Tensors that may remain unused, by the start of their names: heads, poolers,
+# ids, mask tokens, and the masks of attention that old files of GPT-2 have.
 _IGNORED = (
   "cls.",
   "classifier.",
@@ -341,7 +433,11 @@ _IGNORED = (
   "embeddings.position_ids",
   "embeddings.token_type_ids",
   "embeddings.mask_token",
+  "lm_head.",
+  "multiple_choice_head.",
+  "score.",
 )
+_MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 
 
 def _guess_head(kind: str, values: Mapping[str, Any]) -> str:
@@ -394,22 +490,30 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
   return tensors
 
 
-def _find_files(folder: Path) -> list[Path]:
-  """Returns the paths of config.json and model.safetensors in a folder.
+def _find_files(folder: Path) -> tuple[Path, list[Path]]:
+  """Returns the path of config.json, and the paths of the files of weights.
 
   Raises:
-    UserError: if one of them is missing, or weights are in several files.
+    UserError: if one of them is missing, or if the list of several files of
+      weights is damaged.
   """
-  files = [folder / "config.json", folder / "model.safetensors"]
+  config, weights = folder / "config.json", folder / "model.safetensors"
   index = folder / "model.safetensors.index.json"
-  # Refuse weights that are split over several files.
-  if index.is_file() and not files[1].is_file():
-    raise UserError(
-      f"{index} lists several files, but only a single file can be read: load "
-      "the model with transformers, and save it with "
-      "save_pretrained(..., max_shard_size='1TB')."
-    )
-  for file in files:
+  files = [weights]
+  # Weights are in one file, or in the files that the index lists.
+  if index.is_file() and not weights.is_file():
+    listed = huggingface.read_json(index).get("weight_map")
+    names = [*listed.values()] if isinstance(listed, dict) else []
+    # Read only files of this folder.
+    if not names or any(
+      not isinstance(name, str) or Path(name).name != name for name in names
+    ):
+      raise UserError(
+        f"weight_map in {index} does not list files of its folder. "
+        f"{huggingface.REMEDY}"
+      )
+    files = [folder / name for name in sorted({*names})]
+  for file in (config, *files):
     if not file.is_file():
       raise UserError(
         f"There is no {file}: give a folder with config.json and "
@@ -417,7 +521,7 @@ def _find_files(folder: Path) -> list[Path]:
         "other formats, load the model with transformers, and save it with "
         "save_pretrained(..., safe_serialization=True)."
       )
-  return files
+  return config, files
 
 
 class Checkpoint(NamedTuple):
@@ -448,7 +552,7 @@ def _translate(
   options |= {
     "d_model": config["hidden_size"],
     "num_layers": config["num_hidden_layers"],
-    "num_classes": config["num_labels"],
+    "num_classes": 0 if kind == "gpt2" else config["num_labels"],
     "positions": "learned",
     "mixer": options["mixer"] | {"num_heads": config["num_attention_heads"]},
     "block": options["block"]
@@ -473,12 +577,14 @@ def read_options(folder: str | Path) -> dict[str, Any]:
 
 def _read(folder: str | Path) -> Checkpoint:
   """Returns the contents of a folder of weights."""
-  config_file, weights_file = _find_files(paths.expand(folder))
+  config_file, files = _find_files(paths.expand(folder))
   config, options, tensors = _translate(config_file)
   # Remove the prefix of the model.
+  prefix = _PREFIXES.get(config["kind"], f"{config['kind']}.")
   values = {
-    name.removeprefix(f"{config['kind']}."): value
-    for name, value in _read_tensors(weights_file).items()
+    name.removeprefix(prefix): value
+    for file in files
+    for name, value in _read_tensors(file).items()
   }
   # Rename gamma and beta, the LayerNorm parameters in BERT's first release.
   for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
@@ -499,9 +605,10 @@ def load(
   """Returns the model of a folder, and its parameters.
 
   Args:
-    folder: folder with model.safetensors and config.json, whose model_type is
-      "vit", "deit" or "bert". preprocessor_config.json is not read: normalise
-      images with `huggingface.read_normalisation`.
+    folder: folder with config.json, whose model_type is "vit", "deit", "bert"
+      or "gpt2", and with model.safetensors or the files of its index.
+      preprocessor_config.json is not read: normalise images with
+      `huggingface.read_normalisation`.
     name: name of the model, in `models.MODELS`. "neutreno" uses the same
       weights and adds the fidelity term.
     **changes: options of `models.build` that replace the options of the file.
@@ -615,7 +722,7 @@ def _fill(
   differences += [
     f"{name} {values[name].shape} is only in the file"
     for name in unused
-    if not name.startswith(_IGNORED)
+    if not name.startswith(_IGNORED) and not _MASKS.fullmatch(name)
   ]
   if differences:
     raise transplant.refuse(folder, differences, advice)

@@ -33,6 +33,7 @@ def load_language(
   archive: str = "",
   tokens: str = "byte_pairs",
   vocab_size: Count = 8_000,
+  vocabulary: str = "",
   max_len: Length = 256,
   stride: Count = 0,
   eval_windows: Count = 0,
@@ -46,8 +47,10 @@ def load_language(
       of texts that tensorflow-datasets has prepared in array_record.
     tokens: "words" between white space, with <eos> at the end of every line;
       "byte_pairs" that are trained on the training split; or "bytes".
-    vocab_size: largest number of words (0 for all), or number of byte pairs;
-      ignored for bytes.
+    vocab_size: largest number of words (0 for all), or number of byte pairs
+      that are trained; ignored for bytes, and with a vocabulary.
+    vocabulary: path of a tokenizer.json of byte pairs, such as GPT-2's, or of
+      its folder; "" trains byte pairs.
     max_len: number of tokens of a window.
     stride: number of tokens between the starts of two windows of the test
       split; 0 for max_len. Windows of the other splits are adjacent.
@@ -55,12 +58,11 @@ def load_language(
       for all. Use it if evaluating all windows takes too long.
   """
   choose("protocol of language", protocol, ("jaxformers",))
-  choose("tokens", tokens, TOKENS)
   if max_len < 1:
     raise UserError(f"max_len={max_len}: choose at least 1 token per window.")
   # Encode the user's texts with a vocabulary that is fitted to train.
   origin = text_files.source(_existing(archive))
-  encoding = _encoding(tokens, vocab_size)
+  encoding = _encoding(tokens, vocab_size, vocabulary)
   packed, info = open_splits(origin, encoding, data_dir, archive)
   streams = {name: stream(split) for name, split in packed.items()}
   names = {"name": "language", "protocol": protocol}
@@ -75,6 +77,7 @@ def from_texts(
   *,
   tokens: str = "byte_pairs",
   vocab_size: Count = 8_000,
+  vocabulary: str = "",
   max_len: Length = 256,
   stride: Count = 0,
   eval_windows: Count = 0,
@@ -86,14 +89,14 @@ def from_texts(
     validation: texts that choose the checkpoint; None to hold out a tenth of
       `train`, by hashes. Equal texts are held out together.
     test: texts that are scored at the end; None to use `validation`.
-    tokens, vocab_size, max_len, stride, eval_windows: see `load_language`.
+    tokens, vocab_size, vocabulary, max_len, stride, eval_windows: see
+      `load_language`.
 
   Raises:
     UserError: if the texts are not a list of strings, or too few to hold out a
       tenth; for an option out of its range.
   """
   # Check the options.
-  choose("tokens", tokens, TOKENS)
   sizes = {"vocab_size": vocab_size, "max_len": max_len}
   windows = {"stride": stride, "eval_windows": eval_windows}
   ranges.check(from_texts, sizes | windows)
@@ -112,7 +115,8 @@ def from_texts(
     name: [{"text": text.encode()} for text in part]
     for name, part in texts.items()
   }
-  encode, info = _encoding(tokens, vocab_size).fit(iter(examples["train"]))
+  encoding = _encoding(tokens, vocab_size, vocabulary)
+  encode, info = encoding.fit(iter(examples["train"]))
   streams = {
     name: np.concatenate([row for (row,) in encode(part)])
     for name, part in examples.items()
@@ -222,12 +226,23 @@ def _existing(archive: str) -> Path:
   return path
 
 
-def _encoding(tokens: str, vocab_size: int) -> Encoding:
-  """Returns the encoding of texts as words, byte pairs or bytes."""
+def _encoding(tokens: str, vocab_size: int, vocabulary: str = "") -> Encoding:
+  """Returns the encoding of texts as words, byte pairs or bytes.
+
+  Raises:
+    UserError: for other tokens, or for a vocabulary of byte pairs with other
+      tokens.
+  """
+  choose("tokens", tokens, TOKENS)
+  if vocabulary and tokens != "byte_pairs":
+    raise UserError(
+      f"vocabulary={vocabulary!r} is a vocabulary of byte pairs, but "
+      f'tokens={tokens!r}: set tokens="byte_pairs".'
+    )
   if tokens == "words":
     return encodings.words("text", size=vocab_size)
   if tokens == "byte_pairs":
-    return encodings.byte_pairs("text", size=vocab_size)
+    return encodings.byte_pairs("text", size=vocab_size, vocabulary=vocabulary)
   return encodings.of_bytes("text")
 
 

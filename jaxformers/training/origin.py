@@ -106,6 +106,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
   image, max_len = options.pop("image", ()), options.pop("max_len")
   vocab_size = options.pop("vocab_size")
   del options["num_classes"]
+  options.pop("objective", "")  # The task has it.
   # Collect the options of the model, on top of their defaults.
   fields = _DEFAULTS | configs.flatten({"model": options})
   # Collect the options of a task of texts.
@@ -322,12 +323,12 @@ def begin_with(
     UserError: if the weights have another architecture or vocabulary (the
       message names the differences), or if the folder cannot be read.
   """
-  # Read the weights; word pieces of Hugging Face need the same vocabulary.
+  # Read the weights; tokens of Hugging Face need the same vocabulary.
   path = paths.expand(folder).absolute()
   weights = read_weights(path)
-  if weights is None and task.tokenizer == "word_pieces":
+  if weights is None and task.tokenizer in ("word_pieces", "byte_pairs"):
     remedy = f"set --config.task.vocabulary={path}."
-    vocabularies.require_same(path, task.tokenizer_json, remedy)
+    vocabularies.require_same(path, task.tokenizer_json, remedy, task.tokenizer)
   fields = read_fields(path)
   # Take over weights of Hugging Face.
   if weights is None:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxformers.config import RunConfig
+from jaxformers.data.engine import vocabularies
 from jaxformers.foundations import user_code, workdirs
 from jaxformers.foundations.errors import UserError
+from jaxformers.models import pretrained
 from jaxformers.tasks import Task, arrays
 from jaxformers.training import exported
 
@@ -87,6 +89,52 @@ def read_weights(folder: Path) -> Weights | None:
   # Explain a folder that holds several runs.
   refuse_seeds(folder)
   return None
+
+
+def read_published(folder: Path) -> Weights:
+  """Returns the weights of a language model of Hugging Face.
+
+  Args:
+    folder: folder that `pretrained.load` reads. Without a tokenizer.json, the
+      inputs of the model are ids.
+
+  Raises:
+    UserError: for a model of another kind, and in the cases in which
+      `pretrained.load` raises it.
+  """
+  options = pretrained.read_options(folder)
+  objective = options.get("objective", "classification")
+  if objective != "language_model":
+    raise UserError(
+      f"{folder} has no language model: call "
+      f'jaxformers.models.pretrained.load("{folder}"), which returns model and '
+      "parameters, or train with config.pretrained."
+    )
+  _, params = pretrained.load(folder)
+  names = ("vocab_size", "max_len", "num_classes", "objective")
+  sizes = {name: options.pop(name) for name in names}
+  # Name ids that the tokenizer does not have by their numbers.
+  tokenizer, tokens = None, ["<pad>"]
+  if (folder / vocabularies.TOKENIZER).is_file():
+    loaded = vocabularies.read_byte_pairs(folder)
+    tokenizer, tokens = json.loads(loaded.to_str()), vocabularies.tokens(loaded)
+  if len(tokens) > sizes["vocab_size"]:
+    raise UserError(
+      f"{folder / vocabularies.TOKENIZER} has {len(tokens) - 1:,} tokens, but "
+      f"the model has {sizes['vocab_size'] - 1:,}: give the tokenizer of the "
+      "model."
+    )
+  tokens += map(str, range(len(tokens), sizes["vocab_size"]))
+  record = {
+    "task": folder.name,
+    "protocol": "Hugging Face",
+    "tokens": tokens,
+    "tokenizer": "byte_pairs" if tokenizer else "",
+    "sizes": sizes | {"num_inputs": 1, "padded_len": 0, "image": []},
+  }
+  model = {"name": "transformer", **options}
+  params = jax.device_get(params)
+  return Weights(params, model, {}, record, 0, tokenizer=tokenizer)
 
 
 def _read_best(folder: Path, config: RunConfig) -> Any:

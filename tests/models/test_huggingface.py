@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent / "pretrained"
 CONFIGS = {
   kind: json.loads((HERE / kind / "config.json").read_text())
-  for kind in ("bert", "vit")
+  for kind in ("bert", "gpt2", "vit")
 }
 CONFIGS["deit"] = {**CONFIGS["vit"], "model_type": "deit"}
 CONFIGS["deit"]["architectures"] = ["DeiTForImageClassification"]
@@ -32,8 +32,8 @@ def test_read_config_knows_every_field_of_the_installed_transformers(
   kind, tmp_path
 ):
   transformers = pytest.importorskip("transformers")
-  names = {"bert": "BertConfig", "vit": "ViTConfig", "deit": "DeiTConfig"}
-  config = getattr(transformers, names[kind])()
+  names = {"bert": "Bert", "vit": "ViT", "deit": "DeiT", "gpt2": "GPT2"}
+  config = getattr(transformers, f"{names[kind]}Config")()
   file = tmp_path / "config.json"
   file.write_text(config.to_json_string(use_diff=False))
   huggingface.read_config(file)  # A warning would be an error.
@@ -65,6 +65,16 @@ def test_read_config_knows_every_field_of_the_installed_transformers(
     ("vit", "patch_size", [4, 2]),
     ("vit", "num_attention_heads", 5),
     ("bert", "num_labels", -1),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt2", "scale_attn_weights", False),
+    ("gpt2", "add_cross_attention", True),
+    ("gpt2", "n_embd", None),
+    ("gpt2", "n_head", 5),
+    ("gpt2", "n_inner", 0),
+    ("gpt2", "activation_function", "mish"),
+    ("gpt2", "layer_norm_epsilon", 2),
+    ("gpt2", "tie_word_embeddings", "yes"),
+    ("gpt2", "architectures", ["GPT2ForChess"]),
     ("bert", "architectures", ["BertForChess"]),
     ("vit", "architectures", "ViTModel"),
   ],
@@ -94,6 +104,10 @@ def test_read_config_fills_defaults_of_old_files(tmp_path):
     assert fields["hidden_act"] == "gelu"
     assert fields["head"] is None
   assert fields["qkv_bias"] is True
+  lacking = ("model_type", "n_inner", "layer_norm_epsilon", "architectures")
+  read, fields = huggingface.read_config(written(tmp_path, "gpt2", lacking))
+  assert (read, fields["intermediate_size"]) == ("gpt2", 48)
+  assert (fields["layer_norm_eps"], fields["hidden_size"]) == (1e-5, 12)
   file = written(tmp_path, "deit", ("model_type",))
   assert huggingface.read_config(file)[0] == "deit"
 
@@ -113,6 +127,8 @@ def test_read_config_ignores_fields_of_older_releases(tmp_path):
   )
   huggingface.read_config(file)  # A warning would be an error.
   file = written(tmp_path, "vit", pad_token_id=None, sep_token_id=None)
+  huggingface.read_config(file)
+  file = written(tmp_path, "gpt2", n_ctx=1024, task_specific_params={"a": 1})
   huggingface.read_config(file)
 
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from jaxformers import models
 from jaxformers.models import pretrained
+from jaxformers.models.capture import capture
 from tests import initial
 
 pytestmark = pytest.mark.slow
@@ -23,15 +24,19 @@ spec = importlib.util.spec_from_file_location("make", HERE / "make.py")
 make = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(make)
 IMAGES, IDS = (jnp.asarray(x) for x in make.inputs())
-INPUTS = {"vit": IMAGES, "bert": IDS}
+# Ids of GPT-2 are moved up by one, because 0 is padding.
+INPUTS = {"vit": IMAGES, "bert": IDS, "gpt2": IDS + 1}
 
 
 def logits(model, params, x):
   apply = jax.jit(functools.partial(model.apply, train=False))
-  return apply({"params": params}, x)
+  got = apply({"params": params}, x)
+  if model.objective == "language_model":
+    return got[..., 1:6]  # Leave out padding.
+  return got
 
 
-@pytest.mark.parametrize("kind", ["vit", "bert"])
+@pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
 def test_load_gives_the_logits_of_transformers(kind):
   model, params = pretrained.load(HERE / kind)
   want = json.loads((HERE / "logits.json").read_text())[kind]
@@ -42,6 +47,70 @@ def test_load_gives_the_logits_of_transformers(kind):
   held, same = pretrained.load(HERE / kind, "neutreno", mixer={"fidelity": 0.6})
   assert jax.tree.all(jax.tree.map(jnp.array_equal, params, same))
   assert np.abs(logits(held, same, INPUTS[kind]) - got).max() > 1e-3
+
+
+def test_load_gives_the_hidden_states_of_gpt2():
+  """A table at 0 is padding, and columns are queries, keys and values."""
+  model, params = pretrained.load(HERE / "gpt2")
+  want = json.loads((HERE / "logits.json").read_text())["gpt2_states"]
+  hidden = capture(model, {"params": params}, INPUTS["gpt2"][:1]).hidden
+  *states, last = (np.asarray(x[0]) for x in hidden)
+  norm = params["encoder"]["norm"]
+  last = (last - last.mean(-1, keepdims=True)) / np.sqrt(
+    last.var(-1, keepdims=True) + 1e-5
+  )
+  states.append(last * norm["scale"] + norm["bias"])
+  np.testing.assert_allclose(states, want, atol=1e-5)
+  # A shorter model has the first positions.
+  _, short = pretrained.load(HERE / "gpt2", max_len=4)
+  positions = [p["encoder"]["embedding"]["positions"] for p in (params, short)]
+  np.testing.assert_array_equal(positions[0][:4], positions[1])
+
+
+def test_load_reads_weights_in_several_files(tmp_path):
+  folder = shutil.copytree(HERE / "gpt2", tmp_path / "gpt2")
+  _, want = pretrained.load(folder)
+  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+  (folder / "model.safetensors").unlink()
+  names = sorted(tensors)
+  files = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+  for file, part in files.items():
+    chosen = {name: tensors[name] for name in part}
+    safetensors.numpy.save_file(chosen, folder / file)
+  index = {name: file for file, part in files.items() for name in part}
+  path = folder / "model.safetensors.index.json"
+  path.write_text(json.dumps({"weight_map": index}))
+  _, params = pretrained.load(folder)
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, params, want))
+  (folder / "b.safetensors").unlink()
+  with pytest.raises(ValueError, match=r"There is no .*b\.safetensors"):
+    pretrained.load(folder)
+
+
+def test_load_of_gpt2_reads_a_softmax_of_its_own_and_old_names(tmp_path):
+  folder = shutil.copytree(HERE / "gpt2", tmp_path / "gpt2")
+  model, tied = pretrained.load(folder)
+  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+  # Old files have masks of attention, and no prefix.
+  tensors = {k.removeprefix("transformer."): v for k, v in tensors.items()}
+  tensors["h.1.attn.bias"] = np.tri(16, dtype=np.float32)[None, None]
+  tensors["lm_head.weight"] = -tensors["wte.weight"]
+  safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+  _, params = pretrained.load(folder)
+  assert jax.tree.all(jax.tree.map(jnp.array_equal, params, tied))
+  config = json.loads((folder / "config.json").read_text())
+  config |= {"tie_word_embeddings": False, "n_inner": 48}
+  (folder / "config.json").write_text(json.dumps(config))
+  own, params = pretrained.load(folder)
+  np.testing.assert_array_equal(
+    params["table_0"], -tied["encoder"]["embedding"]["tokens"]["embedding"]
+  )
+  x = INPUTS["gpt2"]
+  assert np.abs(logits(own, params, x) - logits(model, tied, x)).max() > 0.1
+  tensors["h.1.attn.other"] = np.zeros(1, np.float32)
+  safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+  with pytest.raises(ValueError, match=r"h\.1\.attn\.other.*only in the file"):
+    pretrained.load(folder)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -222,8 +291,8 @@ def test_load_refuses_incomplete_folders(tmp_path):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   config = json.loads((HERE / "vit" / "config.json").read_text())
   for field, value, message in (
-    ("model_type", "swin", "model_type.*'swin'.*bert, deit, vit"),
-    ("model_type", ["vit"], r"model_type.*\['vit'\].*bert, deit, vit"),
+    ("model_type", "swin", "model_type.*'swin'.*bert, deit, gpt2, vit"),
+    ("model_type", ["vit"], r"model_type.*\['vit'\].*bert, deit, gpt2, vit"),
     ("hidden_act", "mish", "hidden_act='mish'.*gelu"),
     ("hidden_size", "12", "hidden_size='12'.*config.json"),
     ("patch_size", None, "patch_size=None.*config.json"),
@@ -257,12 +326,15 @@ def test_load_names_a_damaged_file_of_weights(tmp_path, content):
     pretrained.load(tmp_path / "vit")
 
 
-@pytest.mark.parametrize("content", ["{", '{"weight_map": {"a": "../../b"}}'])
-def test_load_refuses_weights_in_several_files(tmp_path, content):
+@pytest.mark.parametrize(
+  "content",
+  ["{", "{}", '{"weight_map": []}', '{"weight_map": {"a": "../../b"}}'],
+)
+def test_load_refuses_a_damaged_list_of_files(tmp_path, content):
   shutil.copytree(HERE / "vit", tmp_path / "vit")
   (tmp_path / "vit" / "model.safetensors").unlink()
   (tmp_path / "vit" / "model.safetensors.index.json").write_text(content)
-  with pytest.raises(ValueError, match="index.json.*max_shard_size"):
+  with pytest.raises(ValueError, match=r"index\.json.*Download it again"):
     pretrained.load(tmp_path / "vit")
 
 
@@ -323,6 +395,12 @@ def test_load_refuses_values_that_are_not_finite(tmp_path, value):
       "positions",
       "bert.embeddings.token_type_embeddings.weight",
       lambda x: x[:, :1].copy(),
+    ),
+    (
+      "gpt2",
+      "tokens/embedding",
+      "transformer.wte.weight",
+      lambda x: x[:-1].copy(),
     ),
   ],
 )

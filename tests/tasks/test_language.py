@@ -1,6 +1,7 @@
 """The next token of a text."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +53,21 @@ def test_language_task_reads_any_text(folder, tmp_path, tokens):
   assert bool(task.tokenizer_json) == (tokens == "byte_pairs")
   if tokens == "bytes":
     assert bytes((ids - 1).astype(np.uint8)) == WORDS["test"].encode()
+
+
+def test_language_task_reads_texts_with_the_tokenizer_of_gpt2(folder, tmp_path):
+  gpt2 = Path(__file__).parents[1] / "models" / "pretrained" / "gpt2"
+  task = load(folder, tmp_path, tokens="byte_pairs", vocabulary=str(gpt2))
+  assert (task.vocab_size, task.vocabulary[280]) == (281, "<|endoftext|>")
+  stream = np.asarray(task.splits["test"].tokens)
+  np.testing.assert_array_equal(stream[:-1], task.encode(WORDS["test"], 99))
+  assert stream[-1] == 280  # Ends a text of the stream, but not of a user.
+  assert task.inputs.decode(stream) == WORDS["test"]
+  texts = [*WORDS.values()]
+  given = language.from_texts(texts, texts, vocabulary=str(gpt2), max_len=4)
+  assert given.vocabulary == task.vocabulary
+  with pytest.raises(ValueError, match="vocabulary=.*tokens='words'"):
+    load(folder, tmp_path, vocabulary=str(gpt2))
 
 
 @pytest.mark.parametrize("tokens", ["words", "byte_pairs", "bytes"])

@@ -339,6 +339,58 @@ def test_load_with_takes_the_sizes_of_a_bert(tmp_path):
   assert (got["mixer"]["causal"], got["block"]["activation"]) == (True, "relu")
 
 
+def test_load_with_takes_the_sizes_of_a_gpt2(tmp_path):
+  folder = shutil.copytree(HUGGING_FACE / "gpt2", tmp_path / "gpt2")
+  got = taken("lm/text:model=neutreno", folder)
+  model = got["model"]
+  assert (model["d_model"], model["mixer"]["num_heads"]) == (12, 3)
+  assert (model["positions"], model["embedding"]["scale"]) == ("learned", 1.0)
+  assert model["block"]["activation"] == "gelu_tanh"
+  assert got["task"]["vocabulary"] == str(folder / "tokenizer.json")
+  assert got["task"]["max_len"] == 16
+  (folder / "tokenizer.json").unlink()
+  with pytest.raises(ValueError, match="tokenizer.json.*281 tokens"):
+    taken("lm/text", folder)
+
+
+@pytest.mark.slow
+def test_trainer_begins_with_a_gpt2(tmp_path):
+  folder = HUGGING_FACE / "gpt2"
+  texts = tmp_path / "texts"
+  texts.mkdir()
+  for split in ("train", "valid", "test"):
+    (texts / f"{split}.txt").write_text("the actor of the film " * 40)
+  steps = ("total_steps", "eval_steps", "log_steps", "checkpoint_steps")
+  overrides = [
+    *(f"--config.{name}=1" for name in steps),
+    "--config.batch_size=8",
+    "--config.schedule.warmup_steps=0",
+    "--config.schedule.learning_rate=1e-30",
+    f"--config.data_dir={tmp_path / 'data'}",
+    f"--config.task.archive={texts}",
+    f"--config.pretrained={folder}",
+  ]
+  config = configs.load_with("lm/text", overrides)
+  loop.run(config, tmp_path / "run", chosen=configs.values_of(overrides))
+  record = origin.read_record(tmp_path / "run")
+  assert record["new"] == ["bias_0"] and record["differing_options"] == []
+  prompts = ["the film", "of"]
+  got, want = (
+    inference.load(path).outputs(prompts) for path in (tmp_path / "run", folder)
+  )
+  np.testing.assert_allclose(got, want, atol=1e-4)
+  # Another vocabulary is refused, with the remedy.
+  path = tmp_path / "tokenizer.json"
+  content = json.loads((folder / "tokenizer.json").read_text())
+  vocab = content["model"]["vocab"]
+  vocab["!"], vocab["#"] = vocab["#"], vocab["!"]
+  path.write_text(json.dumps(content))
+  overrides.append(f"--config.task.vocabulary={path}")
+  config = configs.load_with("lm/text", overrides)
+  with pytest.raises(ValueError, match=f"task.vocabulary={folder}"):
+    loop.run(config, tmp_path / "b", chosen=configs.values_of(overrides))
+
+
 def test_load_with_takes_no_bert_head_for_models_without_a_head(tmp_path):
   folder = tmp_path / "bert"
   shutil.copytree(HUGGING_FACE / "bert", folder)

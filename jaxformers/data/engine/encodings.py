@@ -23,7 +23,9 @@ from jaxformers.data.engine.source import Encode, Encoding, Example
 from jaxformers.foundations import paths
 from jaxformers.foundations.errors import UserError
 
-PAD, UNKNOWN, END = "<pad>", "<unk>", "<eos>"
+PAD, UNKNOWN, END = vocabularies.PAD, "<unk>", "<eos>"
+# Token at the end of each text in the texts that GPT-2 was trained on.
+END_OF_TEXT = "<|endoftext|>"
 SPECIAL = vocabularies.SPECIAL
 _read_vocabulary = vocabularies.read_tokenizer
 # Largest number of characters of a trained vocabulary.
@@ -252,26 +254,35 @@ def words(*fields: str, size: int = 0) -> Encoding:
   return Encoding(name, fit, text_key(*fields), dtype=np.uint32)
 
 
-def byte_pairs(*fields: str, size: int) -> Encoding:
+def byte_pairs(*fields: str, size: int = 0, vocabulary: str = "") -> Encoding:
   """Returns the encoding of texts as GPT-2's byte pairs; <eos> ends each text.
 
   Hugging Face's `tokenizers` trains the tokenizer on the training split, and
   `info.json` keeps it as `tokenizer`. Ids are <pad>, <eos>, the 256 bytes, and
-  then the merges in the order of training.
+  then the merges in the order of training. Texts of a published tokenizer
+  without <eos> end with <|endoftext|>, if it has this token.
 
   Source: Sennrich et al. 2016, https://arxiv.org/abs/1508.07909; Radford et al.
   2019 for bytes.
 
   Args:
     fields: names of the fields, each of which becomes one sequence.
-    size: size of the vocabulary, <pad> and <eos> included.
+    size: size of the trained vocabulary, <pad> and <eos> included.
+    vocabulary: path of a `tokenizer.json` or of its folder, see
+      `vocabularies.read_byte_pairs`; "" trains a vocabulary.
 
   Raises:
-    UserError: for a size below 259 or above 65,536.
+    UserError: for a size below 259 or above 65,536; for a vocabulary file that
+      is missing or damaged.
   """
-  _check_size(size, 259, "byte pairs")
+  if vocabulary:
+    published = vocabularies.read_byte_pairs(paths.expand(vocabulary))
+    name = f"byte-pairs-{vocabularies.digest(published)}"
+  else:
+    _check_size(size, 259, "byte pairs")
+    published, name = None, f"byte-pairs-{size}"
 
-  def fit(train: Iterator[Example]) -> Fitted:
+  def train_pairs(train: Iterator[Example]) -> tokenizers.Tokenizer:
     # Train merges of bytes; <pad>, <eos> and the bytes get the smallest ids.
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -287,8 +298,12 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
     # characters.
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = []
-    plain = tokenizers.Tokenizer.from_str(json.dumps(content))
-    end = np.array([tokenizer.token_to_id(END)], np.uint16)
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+  def fit(train: Iterator[Example]) -> Fitted:
+    plain = published or train_pairs(train)
+    ends = [plain.token_to_id(token) for token in (END, END_OF_TEXT)]
+    end = np.array([i for i in ends if i is not None][:1], np.uint16)
 
     def encode(examples: Sequence[Example]) -> Iterator[Sequence[np.ndarray]]:
       texts = [*_texts(examples, fields)]
@@ -299,7 +314,7 @@ def byte_pairs(*fields: str, size: int) -> Encoding:
 
     return encode, {"tokenizer": plain.to_str()}
 
-  return Encoding(f"byte-pairs-{size}", fit, text_key(*fields), dtype=np.uint16)
+  return Encoding(name, fit, text_key(*fields), dtype=np.uint16)
 
 
 def _train_pieces(texts: list[str], size: int) -> tokenizers.Tokenizer:
@@ -373,10 +388,11 @@ def piece_ids(tokenizer: str, *, end: bool = False) -> Ids:
 
   Args:
     tokenizer: tokenizer of `word_pieces` or `byte_pairs`, as JSON.
-    end: True to append <eos>, as `byte_pairs` does.
+    end: True to append <eos> if the tokenizer has it, as `byte_pairs` does.
   """
   loaded = tokenizers.Tokenizer.from_str(tokenizer)
-  last = [loaded.token_to_id(END)] if end else []
+  has_end = end and loaded.token_to_id(END) is not None
+  last = [loaded.token_to_id(END)] if has_end else []
 
   def encode(text: str) -> np.ndarray:
     encoded = loaded.encode(text, add_special_tokens=False)
@@ -401,8 +417,7 @@ def marks(vocabulary: Sequence[str]) -> tuple[int, int]:
 
 def pieces(tokenizer: str) -> tuple[str, ...]:
   """Returns the vocabulary of a tokenizer of `info.json`, by id."""
-  vocabulary = tokenizers.Tokenizer.from_str(tokenizer).get_vocab()
-  return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
+  return tuple(vocabularies.tokens(tokenizers.Tokenizer.from_str(tokenizer)))
 
 
 def grey_itu(image: np.ndarray) -> np.ndarray:

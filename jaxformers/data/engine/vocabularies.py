@@ -1,13 +1,17 @@
-"""Reads vocabularies of word pieces from folders of Hugging Face's models.
+"""Reads vocabularies from folders of Hugging Face's models.
 
-A `vocab.txt` has one piece per line. A `tokenizer.json` has the vocabulary and
-the normalisation of texts. A `tokenizer_config.json` next to either has options
-such as `do_lower_case`. Options that cannot be obeyed raise an error.
+Word pieces: a `vocab.txt` has one piece per line. A `tokenizer.json` has the
+vocabulary and the normalisation of texts. A `tokenizer_config.json` next to
+either has options such as `do_lower_case`. Options that cannot be obeyed raise
+an error.
 
 Differs from transformers: [PAD] in a text is ordinary text, because id 0 is
 padding. Without a `tokenizer_config.json`, [MASK] and the other special tokens
 in a text are ordinary text too if there is only a `vocab.txt`; a
 `tokenizer.json` is used unchanged.
+
+Byte pairs: a `tokenizer.json` has everything. Ids are moved up by one, because
+id 0 is padding.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from jaxformers.data.engine import files
 from jaxformers.foundations.errors import UserError
 
+PAD = "<pad>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_SIZE = 1 << 16  # Ids are stored in 16 bits.
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
@@ -92,10 +97,50 @@ def read_tokenizer(path: Path) -> tokenizers.Tokenizer:
   return tokenizer
 
 
+def read_byte_pairs(path: Path) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of a tokenizer.json of byte pairs, such as GPT-2's.
+
+  Id i of the file is the id i + 1 here, and id 0 is padding. If the id of <pad>
+  is 0 in the file, as in files of this package, ids stay as they are.
+
+  Args:
+    path: path of the file or of its folder.
+
+  Raises:
+    UserError: for a file that is missing or damaged, or of another tokenizer.
+  """
+  file = path / TOKENIZER if path.is_dir() else path
+  if not file.is_file():
+    raise UserError(
+      f"There is no {file}: give the path of a tokenizer.json of byte pairs, "
+      "as transformers writes it, or leave task.vocabulary empty to train one."
+    )
+  content = _read_json(file, "BPE")
+  model = content["model"]
+  if model["vocab"].get(PAD) != 0:
+    padding = PAD
+    while padding in model["vocab"]:
+      padding = f"<{padding}>"
+    ids = {token: i + 1 for token, i in model["vocab"].items()}
+    model["vocab"] = {padding: 0, **ids}
+    for token in content["added_tokens"]:
+      token["id"] += 1
+  # Ids that open and close a text are not added here.
+  tokenizer = _parse(file, {**content, "post_processor": None})
+  _require_complete(file, tokenizer)
+  return tokenizer
+
+
 def find(folder: Path) -> Path | None:
   """Returns the path of the vocabulary file in a folder, or None."""
   paths = [folder / name for name in (VOCABULARY, TOKENIZER)]
   return next((path for path in paths if path.is_file()), None)
+
+
+def tokens(tokenizer: tokenizers.Tokenizer) -> list[str]:
+  """Returns the tokens of a tokenizer in the order of their ids."""
+  ids = tokenizer.get_vocab()
+  return sorted(ids, key=ids.__getitem__)
 
 
 def digest(tokenizer: tokenizers.Tokenizer) -> str:
@@ -123,7 +168,9 @@ def from_vocabulary(
   return tokenizer
 
 
-def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
+def require_same(
+  folder: Path, tokenizer_json: str, advice: str, kind: str = "word_pieces"
+) -> None:
   """Raises UserError if the tokenizer in a folder differs from the task's.
 
   Does nothing if the folder has no tokenizer files.
@@ -132,10 +179,16 @@ def require_same(folder: Path, tokenizer_json: str, advice: str) -> None:
     folder: folder of weights.
     tokenizer_json: tokenizer of the task, as JSON.
     advice: last sentence of the message.
+    kind: "word_pieces" or "byte_pairs".
   """
   # Compare the whole tokenizer if there is one, or only its normalizer.
   ours = json.loads(tokenizer_json)
-  if find(folder):
+  if kind == "byte_pairs":
+    if not (folder / TOKENIZER).is_file():
+      return
+    theirs = json.loads(read_byte_pairs(folder).to_str())
+    names = ["normalizer", "pre_tokenizer", "model", "added_tokens"]
+  elif find(folder):
     theirs = json.loads(read_tokenizer(folder).to_str())
     names = ["normalizer", "pre_tokenizer", "model"]
   elif (folder / CONFIG).is_file():
@@ -211,27 +264,14 @@ def _from_json(
   path: Path, options: Mapping[str, Any] | None
 ) -> tokenizers.Tokenizer:
   """Returns the tokenizer of a tokenizer.json; checks it against `options`."""
-  try:
-    content = json.loads(path.read_bytes())
-    kind = content["model"]["type"]
-    # Treat [PAD] in a text as text: id 0 is padding, and is masked.
-    content["added_tokens"] = [
-      token
-      for token in content.get("added_tokens") or []
-      if token["id"] or token["content"] != SPECIAL[0]
-    ]
-    # Neither cut nor pad texts here.
-    content |= {"truncation": None, "padding": None}
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-  except Exception as error:
-    raise UserError(
-      f"{path} cannot be read as a tokenizer ({error}): write it again with "
-      "the program that wrote it."
-    ) from None
-  if kind != "WordPiece":
-    raise UserError(
-      f"{path} is a tokenizer of {kind}: give one of WordPiece, like BERT's."
-    )
+  content = _read_json(path, "WordPiece")
+  # Treat [PAD] in a text as text: id 0 is padding, and is masked.
+  content["added_tokens"] = [
+    token
+    for token in content["added_tokens"]
+    if token["id"] or token["content"] != SPECIAL[0]
+  ]
+  tokenizer = _parse(path, content)
   # Refuse a tokenizer.json that contradicts the tokenizer_config.json.
   normalizer = content.get("normalizer") or {}
   for name, value in (options or {}).items():
@@ -243,6 +283,47 @@ def _from_json(
         f"{CONFIG} next to it asks for {name}={value}: correct or remove one."
       )
   return tokenizer
+
+
+def _read_json(path: Path, kind: str) -> dict[str, Any]:
+  """Returns the content of a tokenizer.json, which neither cuts nor pads texts.
+
+  Args:
+    path: path of the file.
+    kind: type of the model that is expected, "WordPiece" or "BPE".
+  """
+  try:
+    content = json.loads(path.read_bytes())
+    actual = content["model"]["type"]
+    added = [
+      {"id": int(token["id"]), "content": str(token["content"]), **token}
+      for token in content.get("added_tokens") or []
+    ]
+    vocabulary = dict(content["model"]["vocab"])
+  except Exception as error:
+    raise _unreadable(path, error) from None
+  if actual != kind:
+    like = "BERT's" if kind == "WordPiece" else "GPT-2's"
+    raise UserError(
+      f"{path} is a tokenizer of {actual}: give one of {kind}, like {like}."
+    )
+  content["model"]["vocab"] = vocabulary
+  return content | {"added_tokens": added, "truncation": None, "padding": None}
+
+
+def _parse(path: Path, content: Mapping[str, Any]) -> tokenizers.Tokenizer:
+  """Returns the tokenizer of the content of a tokenizer.json."""
+  try:
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
+  except Exception as error:
+    raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+  return UserError(
+    f"{path} cannot be read as a tokenizer ({error}): write it again with the "
+    "program that wrote it."
+  )
 
 
 def _options(folder: Path) -> dict[str, Any] | None:
@@ -330,6 +411,16 @@ def _added(folder: Path) -> Iterator[tuple[Path, str]]:
 def _tokens(tokens: Any) -> list[Any]:
   """Returns the tokens of a list, or of a mapping from names to tokens."""
   return list(tokens.values() if isinstance(tokens, dict) else tokens or [])
+
+
+def _require_complete(path: Path, tokenizer: tokenizers.Tokenizer) -> None:
+  """Raises UserError for ids with gaps, or for too many."""
+  ids = {*tokenizer.get_vocab().values()}
+  if ids != {*range(len(ids))} or len(ids) > MAX_SIZE:
+    raise UserError(
+      f"{path} has {len(ids):,} ids up to {max(ids, default=0):,}: give a "
+      f"tokenizer whose ids have no gaps, at most {MAX_SIZE:,} with padding."
+    )
 
 
 def _check(path: Path, tokenizer: tokenizers.Tokenizer) -> None:

@@ -1,6 +1,8 @@
 """Vocabularies of word pieces, and the files next to them."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -29,6 +31,7 @@ PIECES = [
   "mask",
   "pad",
 ]
+GPT2 = Path(__file__).parents[2] / "models" / "pretrained" / "gpt2"
 TEXT = "The Films Caf\u00e9 \u4e2d\u6587 [MASK]"
 
 
@@ -217,3 +220,59 @@ def test_require_same_refuses_another_tokenizer(tmp_path):
   )
   with pytest.raises(ValueError, match='model.*"WordPiece".*advice'):
     require(tmp_path, ours.to_str(), "advice")
+
+
+def test_read_byte_pairs_moves_ids_up_by_one(tmp_path):
+  published = tokenizers.Tokenizer.from_file(str(GPT2 / "tokenizer.json"))
+  text = "the film of the \u4e2d actor<|endoftext|>and <pad>"
+  want = published.encode(text, add_special_tokens=False).ids
+  for path in (GPT2, GPT2 / "tokenizer.json"):
+    tokenizer = vocabularies.read_byte_pairs(path)
+    assert tokenizer.encode(text).ids == [i + 1 for i in want]
+  assert tokenizer.decode(tokenizer.encode(text).ids) == published.decode(want)
+  listed = vocabularies.tokens(tokenizer)
+  assert (listed[0], listed[-1], len(listed)) == ("<pad>", "<|endoftext|>", 281)
+  # A tokenizer of this package has padding.
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  again = vocabularies.read_byte_pairs(tmp_path)
+  assert again.to_str() == tokenizer.to_str()
+  # Padding elsewhere is another token.
+  content = json.loads((GPT2 / "tokenizer.json").read_text())
+  content["model"]["vocab"]["<pad>"] = content["added_tokens"][0]["id"]
+  content["added_tokens"] = []
+  write(tmp_path, tokenizer__json=content)
+  listed = vocabularies.tokens(vocabularies.read_byte_pairs(tmp_path))
+  assert (listed[0], listed[-1]) == ("<<pad>>", "<pad>")
+
+
+def test_read_byte_pairs_refuses_other_files(tmp_path):
+  with pytest.raises(ValueError, match=r"There is no .*tokenizer\.json"):
+    vocabularies.read_byte_pairs(tmp_path)
+  content = json.loads((GPT2 / "tokenizer.json").read_text())
+  gap = {**content["model"], "vocab": {**content["model"]["vocab"], "zz": 900}}
+  for change, message in (
+    ({"model": {"type": "WordPiece", "vocab": {}}}, "WordPiece.*BPE.*GPT-2"),
+    ({"model": {"type": "BPE", "vocab": {}, "merges": 3}}, "cannot be read"),
+    ({"model": {"type": "BPE"}}, "cannot be read"),
+    ({"added_tokens": ["a"]}, "cannot be read"),
+    ({"model": gap}, "281 ids up to 901.*no gaps|282 ids up to 901.*no gaps"),
+  ):
+    write(tmp_path, tokenizer__json=content | change)
+    with pytest.raises(ValueError, match=message):
+      vocabularies.read_byte_pairs(tmp_path)
+  write(tmp_path, tokenizer__json=b"{")
+  with pytest.raises(ValueError, match="cannot be read"):
+    vocabularies.read_byte_pairs(tmp_path)
+
+
+def test_require_same_compares_byte_pairs(tmp_path):
+  ours = vocabularies.read_byte_pairs(GPT2).to_str()
+  vocabularies.require_same(tmp_path, ours, "advice", "byte_pairs")
+  shutil.copy(GPT2 / "tokenizer.json", tmp_path)
+  vocabularies.require_same(tmp_path, ours, "advice", "byte_pairs")
+  content = json.loads((GPT2 / "tokenizer.json").read_text())
+  vocab = content["model"]["vocab"]
+  vocab["!"], vocab["#"] = vocab["#"], vocab["!"]
+  write(tmp_path, tokenizer__json=content)
+  with pytest.raises(ValueError, match="The model of the tokenizer.*advice"):
+    vocabularies.require_same(tmp_path, ours, "advice", "byte_pairs")

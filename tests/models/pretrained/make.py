@@ -1,6 +1,6 @@
 """Makes the small random models in this folder, and their logits.
 
-The script needs PyTorch and transformers (5.23 made these models):
+The script needs PyTorch and transformers (5.24 made these models):
 
     python tests/models/pretrained/make.py
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
+import tokenizers
 
 HERE = Path(__file__).parent
 SMALL = dict(
@@ -39,6 +40,25 @@ def pairs():
   return ids, (np.cumsum(ends, 1) - ends > 0).astype(int)
 
 
+def tokenizer():
+  """Returns a tokenizer of 280 byte pairs, in the form of GPT-2's."""
+  trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+  trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  trained.decoder = tokenizers.decoders.ByteLevel()
+  trained.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
+  alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=279, initial_alphabet=alphabet, show_progress=False
+  )
+  text = "the film and the book, the actor and the story of the film " * 3
+  trained.train_from_iterator([text], trainer)
+  # GPT-2 has this token last.
+  trained.add_special_tokens(["<|endoftext|>"])
+  return trained
+
+
 def make(seed):
   """Returns randomly initialised PyTorch models by name, and their logits."""
   import torch
@@ -58,6 +78,21 @@ def make(seed):
   for model in (vit, bert):
     for parameter in model.parameters():
       parameter.data += 0.1 * torch.randn_like(parameter)
+  size = tokenizer().get_vocab_size()
+  gpt2 = t.GPT2LMHeadModel(
+    t.GPT2Config(
+      n_embd=12,
+      n_layer=2,
+      n_head=3,
+      vocab_size=size,
+      n_positions=16,
+      initializer_range=0.3,
+      bos_token_id=size - 1,
+      eos_token_id=size - 1,
+    )
+  ).eval()
+  for parameter in gpt2.parameters():
+    parameter.data += 0.1 * torch.randn_like(parameter)
   seen = torch.tensor(images.transpose(0, 3, 1, 2))
   mask = torch.tensor(ids > 0)
   ids_of_pairs, segments = map(torch.tensor, pairs())
@@ -67,13 +102,17 @@ def make(seed):
       attention_mask=ids_of_pairs > 0,
       token_type_ids=segments,
     )
+    texts = gpt2(input_ids=torch.tensor(ids), output_hidden_states=True)
     logits = {
       # Two channels stand for the logits of a span.
       "pairs": states.last_hidden_state[..., :2],
       "vit": vit(pixel_values=seen).logits,
       "bert": bert(input_ids=torch.tensor(ids), attention_mask=mask).logits,
+      "gpt2": texts.logits.log_softmax(-1)[..., :5],
+      # The last hidden states of transformers are those after the last norm.
+      "gpt2_states": torch.stack(texts.hidden_states)[:, 0],
     }
-  return {"vit": vit, "bert": bert}, {
+  return {"vit": vit, "bert": bert, "gpt2": gpt2}, {
     name: value.numpy().tolist() for name, value in logits.items()
   }
 
@@ -146,6 +185,7 @@ def main():
   found, logits = make(0)
   for name, model in found.items():
     model.save_pretrained(HERE / name)
+  tokenizer().save(str(HERE / "gpt2" / "tokenizer.json"), pretty=False)
   with tempfile.TemporaryDirectory() as folder:
     logits |= derived_logits(Path(folder))
   (HERE / "logits.json").write_text(json.dumps(logits, indent=1) + "\n")
