@@ -1,12 +1,14 @@
 r"""Tokens from the hidden states of trained language models.
 
-python -m benchmarks.inversion PATH/texts runs/inversion --out inversion.json
+python -m benchmarks.inversion PATH/texts runs/inversion \
+    --out results/inversion.jsonl --picture docs/figures/inversion.png
 
 Language models of two layers with d = 64 and 2,000 byte pairs are trained on a
 folder of text, each for a number of steps. Then prompts of 20 tokens of the
 test split are recovered from the states of the last layer. "brute force" runs
 the whole prefix again for each candidate, for one prompt; published code does
-so, but stops at the first candidate within a distance.
+so, but stops at the first candidate within a distance. Models that --out
+already has are skipped.
 
 The second table has the share of recovered tokens when noise is added to the
 states: its norm is a multiple of half of the typical distance of the states of
@@ -17,7 +19,7 @@ in the same unit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +28,27 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxformers as jf
-from benchmarks.data import OUT, Row, Rows, report
+from benchmarks.data import OUT, Row
+from benchmarks.programs import append, read
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tokens import collisions
 from jaxformers.foundations import cli
 from jaxformers.models import sipit
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
+from jaxformers.training import provenance
 
 MODELS = "transformer,neutreno,mamba,lru,allpass,retnet,deltanet"
 LEVELS = (0.03, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 10.0)
 LENGTH, COMPARED = 20, 32
+CONFIG = "lm/text:size=tiny,model={}"
 
 
 def train(name: str, folder: str, workdir: Path, steps: int) -> Any:
   """Returns a trained language model."""
   return jf.train(
-    f"lm/text:size=tiny,model={name}",
+    CONFIG.format(name),
     workdir / name,
     options={
       "task.archive": folder,
@@ -74,13 +81,12 @@ def measure(
   sipit.recover(model, params, states[:1])
   single = time.perf_counter() - single
   brute = brute_force(model, variables, ids[0], states[0])
-  row = {
-    "model": f"`{name}`",
+  row: Row = {
     "perplexity": round(trained.results["perplexity"], 1),
     "training, s": round(trained.results["train_seconds"]),
-    "recovered": f"{(recovered.ids == ids).mean():.2%}",
-    "least margin": f"{recovered.margins.min():.3g}",
-    "s a prompt": round(seconds, 3),
+    "recovered, %": share(recovered.ids, ids),
+    "least margin": float(f"{recovered.margins.min():.2g}"),
+    "s a prompt": round(seconds, 2),
     "one prompt, s": round(single, 2),
     "brute force, s": round(brute, 2),
     "speed-up": round(brute / single, 1),
@@ -98,16 +104,18 @@ def measure(
   unit = float(np.median(apart)) / 2
   radius = sipit.noise_radius(model, params)
   ids, states = ids[:COMPARED], states[:COMPARED]
-  row = {
-    "model": f"`{name}`",
-    "radius": None if radius is None else f"{radius / unit:.2g}",
-  }
+  row = {"radius": None if radius is None else f"{radius / unit:.1g}"}
   for level in LEVELS:
     noise = rng.normal(size=states.shape)
     noise *= level * unit / np.linalg.norm(noise, axis=-1, keepdims=True)
     recovered = sipit.recover(model, params, states + noise)
-    row[f"noise {level:g}"] = f"{(recovered.ids == ids).mean():.1%}"
+    row[f"noise {level:g}"] = share(recovered.ids, ids)
   yield "noise", row
+
+
+def share(found: np.ndarray, ids: np.ndarray) -> float:
+  """Returns the share of tokens that are right, in percent."""
+  return round(100 * float((found == ids).mean()), 1)
 
 
 def brute_force(
@@ -136,31 +144,73 @@ def brute_force(
   return time.perf_counter() - began
 
 
-def tables(
-  names: list[str], folder: str, workdir: Path, steps: int, prompts: int
-) -> list[tuple[str, Rows]]:
-  """Returns both tables."""
-  rows: dict[str, list[Row]] = {"inversion": [], "noise": []}
-  for name in names:
-    for table, row in measure(name, folder, workdir, steps, prompts):
-      rows[table].append(row)
-    jax.clear_caches()
-  return [(table, iter(listed)) for table, listed in rows.items()]
+def record(
+  table: str, name: str, values: Row, minutes: float
+) -> dict[str, Any]:
+  """Returns the record of a row."""
+  facts = provenance.hardware()
+  return {
+    "table": table,
+    "row": f"`{name}`",
+    "model": name,
+    "config": CONFIG.format(name),
+    "protocol": f"states of the last of two layers, {LENGTH} tokens a prompt",
+    "seeds": [0],
+    "commit": provenance.commit()[:7],
+    "hardware": f"{facts['cores']} cores of an {facts['processor']}, jax "
+    f"{jax.__version__}",
+    "minutes": round(minutes, 1),
+    "values": values,
+  }
+
+
+def figure(records: Sequence[dict[str, Any]]) -> Figure:
+  """Returns the figure of the records of the table `noise`."""
+  rows, caption = [], "Share of recovered tokens by the norm of the noise."
+  for each in records:
+    for column, value in each["values"].items():
+      if column.startswith("noise"):
+        level = float(column.split()[1])
+        rows.append((each["model"], 0, "share", level, value))
+    if radius := each["values"]["radius"]:
+      caption += f" The certified radius of {each['model']} is {radius}."
+  texts = Texts("inversion", "Tokens from noisy states", caption)
+  x = "norm of the noise, in half distances of candidates"
+  return plots.curves(texts, rows, x, {"share": "recovered, %"}, log="x")
 
 
 @cli.command(
   cli.argument("folder", help="folder of text, such as WikiText-2"),
   cli.argument("workdir", type=Path, help="folder of the runs"),
   cli.argument("--models", default=MODELS, help="names: a,b"),
-  cli.argument("--steps", default=1_000, help="steps of training"),
+  cli.argument("--steps", default=1_200, help="steps of training"),
   cli.argument("--prompts", default=100, help="number of prompts"),
+  cli.argument("--picture", type=Path, help="PNG file for a figure of noise"),
   OUT,
 )
 def main(
-  folder: str, workdir: Path, models: str, steps: int, prompts: int, out: str
+  folder: str,
+  workdir: Path,
+  models: str,
+  steps: int,
+  prompts: int,
+  picture: Path | None,
+  out: str,
 ) -> None:
-  """Prints both tables, and writes them as JSON if --out is set."""
-  report(tables(cli.names(models), folder, workdir, steps, prompts), out)
+  """Appends the records of both tables to a file, and draws the noise."""
+  path = Path(out)
+  done = {each["model"] for each in read(path)}
+  for name in cli.names(models):
+    if name not in done:
+      began = time.time()
+      measured = list(measure(name, folder, workdir, steps, prompts))
+      minutes = (time.time() - began) / 60
+      made = [record(table, name, row, minutes) for table, row in measured]
+      append(path, made)
+      jax.clear_caches()
+  if picture:
+    noise = [each for each in read(path) if each["table"] == "noise"]
+    picture.write_bytes(figure(noise).picture("png"))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ REDUCED = {
   "3_over_smoothing": {"steps": 2, "layers": 2, "archive": "random"},
   "5_add_your_own_mixer": {"steps": 4},
   "6_your_own_data": {"steps": 6, "count": 200},
+  "7_read_a_models_mind": {"steps": 2},
 }
 
 

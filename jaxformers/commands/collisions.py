@@ -7,6 +7,7 @@ different prompts, by layer; the nearest pair of all continuations of the
 nearest prompts by one token; and how near sequences come that differ by one
 repeated token (representational collapse). Models with a certificate also have
 a distance that the states of two continuations of a prompt cannot be below.
+--out draws the distances by layer, with the certified one, and the collapse.
 Sources: see `analysis.tokens.collisions`.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers.analysis.plotting import plots
-from jaxformers.analysis.plotting.figures import Row, Texts
+from jaxformers.analysis.plotting.figures import Figure, Row, Texts
 from jaxformers.analysis.tokens import collisions
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
@@ -39,7 +40,7 @@ NUM_EXTENDED = 10  # Prompts that are continued by every token.
   cli.option("longest", 4_096, "largest number of repeated tokens"),
   states.SPLIT,
   cli.JSON,
-  cli.option("out", "", "write OUT.csv, OUT.png and OUT.svg"),
+  cli.option("out", "", "write the figures OUT and OUT_collapse"),
 )
 def main(
   workdirs: Sequence[Path],
@@ -51,32 +52,58 @@ def main(
   out: str,
   **state: Any,
 ) -> None:
-  """Prints distances for each run, and draws the collapse if --out is set."""
+  """Prints distances for each run, and draws them if --out is set."""
   if out:
     requirements.require("plots", f"--out={out}")
-  rows: list[Row] = []
   content = {}
   for workdir in workdirs:
     run = states.load(workdir, **state)
     label = states.label(workdir, state)
     ids = run.sample(samples, length, split)
     content[label] = _measure(run, ids, longest)
-    rows += [
-      (f"{label}, {dtype}", 0, "distance", n, value)
-      for dtype, values in content[label]["collapse"].items()
-      for n, value in zip(content[label]["lengths"], values, strict=True)
-    ]
   cli.show(content, _lines(content), as_json)
   if out:
-    texts = Texts(
-      Path(out).name,
-      "Distance of sequences that differ by one repeated token",
-      "Relative distance of the last states of (a, ..., a, b) with n and n + 1 "
-      "times a, in the last layer.",
-    )
-    panels = {"distance": "relative distance"}
-    figure = plots.curves(texts, rows, "n", panels, log=True)
-    figure.write(Path(out).parent)
+    for figure in _figures(Path(out).name, content):
+      figure.write(Path(out).parent)
+
+
+def _figures(name: str, content: Mapping[str, Any]) -> Iterator[Figure]:
+  """Yields the figures of the distances by layer, and of the collapse."""
+  rows: list[Row] = []
+  for label, measured in content.items():
+    curves = {
+      "prompts": measured["least"],
+      "continuations": measured["continued"],
+      "continuations, certified": measured["certified"],
+    }
+    rows += [
+      (f"{label}: {kind}", 0, "distance", layer, value)
+      for kind, values in curves.items()
+      for layer, value in enumerate(values or ())
+    ]
+  texts = Texts(
+    name,
+    "Least distances of the states of last tokens",
+    "Nearest pair of all prompts, and of all continuations of the nearest "
+    "prompts by one token; certified: distance that two continuations of a "
+    "prompt cannot be below.",
+  )
+  panels = {"distance": "least distance"}
+  yield plots.curves(texts, rows, "layer (0: embedding)", panels, log="y")
+  rows = [
+    (f"{label}, {dtype}", 0, "distance", n, value)
+    for label, measured in content.items()
+    for dtype, values in measured["collapse"].items()
+    for n, value in zip(measured["lengths"], values, strict=True)
+  ]
+  texts = Texts(
+    f"{name}_collapse",
+    "Distance of sequences that differ by one repeated token",
+    "Relative distance of the last states of (a, ..., a, b) with n and n + 1 "
+    "times a, in the last layer.",
+  )
+  panels = {"distance": "relative distance"}
+  yield plots.curves(texts, rows, "n", panels, log="xy")
 
 
 def _measure(
@@ -115,7 +142,12 @@ def _measure(
     continued.append(float(sipit.nearest(flat, 1).distances[0]))
   lengths = collisions.collapse_lengths(model, longest)
   a, b = counts.argsort()[-2:][::-1].tolist()
-  radius = sipit.noise_radius(model, params)
+  radii = [
+    sipit.noise_radius(model, params, layer) for layer in range(len(hidden))
+  ]
+  # Only models with a bound in every layer have a certificate.
+  certified = [2 * radius for radius in radii if radius is not None]
+  has_bounds = len(certified) == len(radii)
   return {
     "prompts": len(ids),
     "least": [float(pairs.distances[0]) for pairs in layers],
@@ -124,7 +156,7 @@ def _measure(
     "extended": len(chosen),
     "continuations": len(flat),
     "continued": continued,
-    "certified": None if radius is None else 2 * radius,
+    "certified": certified if has_bounds else None,
     "tokens": [a, b],
     "lengths": lengths,
     "collapse": collisions.collapse(model, params, (a, b), lengths),
@@ -157,7 +189,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     if measured["certified"] is not None:
       yield (
         "Certified least distance of two continuations of a prompt in the last "
-        f"layer: {measured['certified']:.3g}."
+        f"layer: {measured['certified'][-1]:.3g}."
       )
     for dtype, values in measured["collapse"].items():
       shown = ", ".join(

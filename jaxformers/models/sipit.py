@@ -148,7 +148,8 @@ def recover(
   states, mask = _check(model, states, mask, layer, policy)
   if num_candidates < 1:
     raise UserError(f"num_candidates={num_candidates}: give at least 1.")
-  model = EncoderModel(_shortened(in_float32(model).config, states.shape[1]))
+  config, params = _shortened(in_float32(model).config, params, states.shape[1])
+  model = EncoderModel(config)
   layer = model.config.num_layers if layer is None else layer
   variables = make_variables(model, params)
   size = model.config.vocab_size
@@ -178,16 +179,24 @@ def recover(
   return Recovered(ids, distances, np.where(mask, margins, np.nan))
 
 
-def _shortened(config: ModelConfig, n: int) -> ModelConfig:
-  """Returns a config for n tokens with smaller caches, if all else is equal.
+def _shortened(
+  config: ModelConfig, params: Any, n: int
+) -> tuple[ModelConfig, Any]:
+  """Returns a config and parameters for n tokens with smaller caches.
 
   Attention stores max_len keys and values; softmax attention does not depend on
-  max_len otherwise, if there is no table of positions.
+  max_len otherwise, except for a table of positions. Other models stay as they
+  are.
   """
-  is_free = config.positions in ("none", "sinusoid")
-  if config.variant.mixer != "softmax" or not is_free:
-    return config
-  return dataclasses.replace(config, max_len=min(n, config.max_len))
+  is_free = config.positions in ("none", "sinusoid", "learned")
+  if config.variant.mixer != "softmax" or not is_free or n >= config.max_len:
+    return config, params
+  if config.positions == "learned":
+    encoder = dict(params["encoder"])
+    table = encoder["embedding"]["positions"][:n]
+    encoder["embedding"] = {**encoder["embedding"], "positions": table}
+    params = {**params, "encoder": encoder}
+  return dataclasses.replace(config, max_len=n), params
 
 
 class Nearest(NamedTuple):

@@ -161,8 +161,7 @@ class Inputs:
     # Remove the closing id if the text is to be continued.
     if not closed:
       marks["end"] = 0
-      is_end = ids[-1:] > 0 and self.vocabulary[int(ids[-1])] == encodings.END
-      ids = ids[:-1] if is_end else ids
+      ids = self._without_end(ids)
     # Cut and mark the text with the code that reads the task's examples.
     split = pack([ids], np.zeros(1, np.int32), **marks)
     num_tokens = int(split.lengths()[0])
@@ -175,6 +174,11 @@ class Inputs:
       )
     return split.batch(np.array([0]), n)["inputs"][0]
 
+  def _without_end(self, ids: Any) -> Any:
+    """Returns ids [n] without <eos> at their end."""
+    has_end = len(ids) and self.vocabulary[int(ids[-1])] == encodings.END
+    return ids[:-1] if has_end else ids
+
   def decode(self, ids: np.ndarray) -> str:
     """Returns the text of ids [n] without padding, opening and closing ids.
 
@@ -183,6 +187,7 @@ class Inputs:
     # Remove padding, opening and closing ids.
     marks = {0, *(self.reading.get(name) for name in ("start_id", "end_id"))}
     kept = [int(i) for i in np.asarray(ids).ravel() if int(i) not in marks]
+    kept = self._without_end(kept)
     # Decode by the kind of the tokens.
     if self.tokenizer == "bytes":
       return bytes(i - 1 for i in kept if i <= 256).decode(errors="replace")

@@ -1,5 +1,6 @@
 """The command `collisions` on a run of seconds."""
 
+import csv
 import json
 
 import pytest
@@ -21,6 +22,7 @@ def test_collisions_command_prints_and_draws(smoke, tmp_path, capsys):
   assert "| layer | least | collisions | typical | least continued |" in printed
   assert "Collapse in bfloat16" in printed and "Certified" not in printed
   assert (tmp_path / "figure.png").exists()
+  assert (tmp_path / "figure_collapse.png").exists()
   collisions.main([workdir, *options, "--json"])
   (found,) = json.loads(capsys.readouterr().out).values()
   assert found["lengths"] == [1, 2, 4, 8, 16]
@@ -29,6 +31,25 @@ def test_collisions_command_prints_and_draws(smoke, tmp_path, capsys):
     least <= typical
     for least, typical in zip(found["least"], found["typical"], strict=True)
   )
+
+
+@pytest.mark.slow
+def test_collisions_draws_the_certified_distance(smoke, tmp_path, capsys):
+  causal = {"model.mixer.causal": True}
+  loop.run(smoke("allpass", **causal), tmp_path / "run")
+  capsys.readouterr()
+  out = str(tmp_path / "figure")
+  options = ["--samples=13", "--length=8", "--longest=4", f"--out={out}"]
+  collisions.main([str(tmp_path / "run"), *options, "--json"])
+  (found,) = json.loads(capsys.readouterr().out).values()
+  assert len(found["certified"]) == len(found["least"])
+  for certified, least in zip(
+    found["certified"], found["continued"], strict=True
+  ):
+    assert 0 < certified <= least * (1 + 1e-5)
+  drawn = list(csv.DictReader((tmp_path / "figure.csv").open()))
+  lines = {row["run"].partition(": ")[2] for row in drawn}
+  assert lines == {"prompts", "continuations", "continuations, certified"}
 
 
 @pytest.mark.slow

@@ -92,6 +92,16 @@ def test_cached_candidates_equal_the_whole(name):
       np.testing.assert_allclose(got[layer], want, atol=2e-6 * max(scale, 1))
 
 
+def test_tables_of_positions_are_cut_with_the_caches():
+  model, params = build("transformer", positions="learned")
+  table = params["encoder"]["embedding"]["positions"]
+  assert table.shape == (12, 16) and np.ptp(table, 0).min() > 0
+  ids = prompts()
+  found = sipit.recover(model, params, states(model, params, ids, 2))
+  np.testing.assert_array_equal(found.ids, ids)
+  assert found.margins.min() > 100
+
+
 def test_prompts_of_unequal_lengths():
   model, params = build("lru")
   ids = prompts()

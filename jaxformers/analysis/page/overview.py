@@ -134,7 +134,7 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
     f"and deviation over seeds ({runs.describe_seeds(groups)})."
   )
   texts = Texts("by_state", "Recall over bytes of the state", caption)
-  return plots.curves(texts, rows, "bytes of the state", PERCENT, log=True)
+  return plots.curves(texts, rows, "bytes of the state", PERCENT, log="x")
 
 
 def _state_line(run: RunRecord) -> str:

@@ -128,7 +128,7 @@ def curves(
   panels: Mapping[str, str],
   *,
   markers: bool = True,
-  log: bool = False,
+  log: str = "",
 ) -> Figure:
   """Returns the figure of several quantities over x, with bands over seeds.
 
@@ -138,7 +138,7 @@ def curves(
     x: label of the horizontal axis, such as "step".
     panels: label of the vertical axis for each quantity.
     markers: True to mark all points, even if there are many.
-    log: True for a logarithmic horizontal axis.
+    log: axes with a logarithmic scale: "", "x", "y" or "xy".
   """
   by_quantity = grouped(rows, 2)
   drawn = [key for key in panels if key in by_quantity]
@@ -160,7 +160,9 @@ def curves(
           figures.draw_line(panel, points, number, run, markers=markers)
       panel.set(xlabel=x, ylabel=panels[key])
       # Marked points have few places: put the ticks there.
-      if log:
+      if "y" in log:
+        panel.set_yscale("log")
+      if "x" in log:
         panel.set_xscale("log", base=2)
       elif markers:
         places = sorted({row[3] for row in by_quantity[key]})
