@@ -4,10 +4,11 @@ jaxformers collisions runs/language runs/other --out collisions
 
 For each run the command prints the nearest pair of the states of last tokens of
 different prompts, by layer; the nearest pair of all continuations of the
-nearest prompts by one token; and how near sequences come that differ by one
-repeated token (representational collapse). Models with a certificate also have
-a distance that the states of two continuations of a prompt cannot be below.
---out draws the distances by layer, with the certified one, and the collapse.
+nearest prompts by one token, and of the continuations of one prompt; and how
+near sequences come that differ by one repeated token (representational
+collapse). Models with a certificate also have a distance that the states of two
+continuations of a prompt cannot be below. --out draws the distances by layer,
+with the certified one, and the collapse.
 Sources: see `analysis.tokens.collisions`.
 """
 
@@ -74,7 +75,8 @@ def _figures(name: str, content: Mapping[str, Any]) -> Iterator[Figure]:
     curves = {
       "prompts": measured["least"],
       "continuations": measured["continued"],
-      "continuations, certified": measured["certified"],
+      "continuations of one prompt": measured["siblings"],
+      "continuations of one prompt, certified": measured["certified"],
     }
     rows += [
       (f"{label}: {kind}", 0, "distance", layer, value)
@@ -84,9 +86,9 @@ def _figures(name: str, content: Mapping[str, Any]) -> Iterator[Figure]:
   texts = Texts(
     name,
     "Least distances of the states of last tokens",
-    "Nearest pair of all prompts, and of all continuations of the nearest "
-    "prompts by one token; certified: distance that two continuations of a "
-    "prompt cannot be below.",
+    "Nearest pair of all prompts; of all continuations of the nearest prompts "
+    "by one token; and of the continuations of one of these prompts, with the "
+    "distance that they cannot be below.",
   )
   panels = {"distance": "least distance"}
   yield plots.curves(texts, rows, "layer (0: embedding)", panels, log="y")
@@ -135,11 +137,13 @@ def _measure(
   layers = [sipit.nearest(x, NUM_EXTENDED, threshold) for x in hidden]
   # Continue the prompts of the nearest pairs of the last layer.
   chosen = [*dict.fromkeys(layers[-1].pairs.ravel().tolist())][:NUM_EXTENDED]
-  continued = []
+  continued, siblings = [], []
   for layer in range(len(hidden)):
     states = collisions.continuations(model, params, ids[chosen], layer)
     flat = states.reshape(-1, states.shape[-1])
     continued.append(float(sipit.nearest(flat, 1).distances[0]))
+    nearest = [sipit.nearest(each, 1).distances[0] for each in states]
+    siblings.append(float(min(nearest)))
   lengths = collisions.collapse_lengths(model, longest)
   a, b = counts.argsort()[-2:][::-1].tolist()
   radii = [
@@ -156,6 +160,7 @@ def _measure(
     "extended": len(chosen),
     "continuations": len(flat),
     "continued": continued,
+    "siblings": siblings,
     "certified": certified if has_bounds else None,
     "tokens": [a, b],
     "lengths": lengths,
@@ -176,12 +181,16 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
       f"{measured['continuations']:,} continuations of the nearest "
       f"{measured['extended']}"
     )
-    columns = ("layer", "least", "collisions", "typical", "least continued")
+    columns = (
+      *("layer", "least", "collisions", "typical"),
+      *("least continued", "of one prompt"),
+    )
     table = [
       (
         str(layer),
         *(f"{measured[key][layer]:.3g}" for key in ("least", "collisions")),
         *(f"{measured[key][layer]:.3g}" for key in ("typical", "continued")),
+        f"{measured['siblings'][layer]:.3g}",
       )
       for layer in range(len(measured["least"]))
     ]

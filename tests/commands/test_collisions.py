@@ -19,7 +19,8 @@ def test_collisions_command_prints_and_draws(smoke, tmp_path, capsys):
   out = tmp_path / "figure"
   collisions.main([workdir, *options, f"--out={out}"])
   printed = capsys.readouterr().out
-  assert "| layer | least | collisions | typical | least continued |" in printed
+  columns = "| layer | least | collisions | typical | least continued | of one"
+  assert columns in printed
   assert "Collapse in bfloat16" in printed and "Certified" not in printed
   assert (tmp_path / "figure.png").exists()
   assert (tmp_path / "figure_collapse.png").exists()
@@ -44,12 +45,13 @@ def test_collisions_draws_the_certified_distance(smoke, tmp_path, capsys):
   (found,) = json.loads(capsys.readouterr().out).values()
   assert len(found["certified"]) == len(found["least"])
   for certified, least in zip(
-    found["certified"], found["continued"], strict=True
+    found["certified"], found["siblings"], strict=True
   ):
     assert 0 < certified <= least * (1 + 1e-5)
-  drawn = list(csv.DictReader((tmp_path / "figure.csv").open()))
-  lines = {row["run"].partition(": ")[2] for row in drawn}
-  assert lines == {"prompts", "continuations", "continuations, certified"}
+  with (tmp_path / "figure.csv").open() as file:
+    lines = {row["run"].partition(": ")[2] for row in csv.DictReader(file)}
+  kind = "continuations of one prompt"
+  assert lines == {"prompts", "continuations", kind, f"{kind}, certified"}
 
 
 @pytest.mark.slow
