@@ -626,6 +626,12 @@ def load(
   options, has_head = checkpoint.options, "num_classes" not in changes
   if has_head and checkpoint.config["head"] == "other":
     names = checkpoint.config["architectures"] or ["no architecture"]
+    if checkpoint.config["kind"] == "gpt2":
+      raise UserError(
+        f"The head of {folder} ({names[0]}) predicts no tokens: load the model "
+        "with GPT2LMHeadModel.from_pretrained, and save it with "
+        "save_pretrained."
+      )
     raise UserError(
       f"The head of {folder} ({names[0]}) does not classify whole texts: set "
       "num_classes=N to create a new head on its encoder, and train it."

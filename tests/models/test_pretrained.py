@@ -113,6 +113,13 @@ def test_load_of_gpt2_reads_a_softmax_of_its_own_and_old_names(tmp_path):
     pretrained.load(folder)
 
 
+def test_load_refuses_a_gpt2_of_another_head(tmp_path):
+  architectures = ["GPT2ForSequenceClassification"]
+  folder = with_fields(tmp_path / "a", "gpt2", architectures=architectures)
+  with pytest.raises(ValueError, match="predicts no tokens.*GPT2LMHeadModel"):
+    pretrained.load(folder)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_load_gives_the_logits_of_the_installed_transformers(seed, tmp_path):
   pytest.importorskip("transformers")
