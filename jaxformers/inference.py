@@ -312,7 +312,9 @@ class TrainedModel:
     count = min(count, len(source))
     # Sort the indices to read the examples in their order on the disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
-    return source.batch(chosen, min(length, self.task.max_len))["inputs"]
+    x = source.batch(chosen, min(length, self.task.max_len))["inputs"]
+    # Windows of language models have one length: cut ids here.
+    return x[..., :length] if x.dtype == np.int32 else x
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the evaluation of the model as a function of arrays.

@@ -206,6 +206,7 @@ def test_generate_continues_a_prompt(smoke, tmp_path):
   assert first == second
   assert len(first) == 2
   assert model.outputs(["to b"]).shape == (1, 4, 257)
+  assert model.sample(2, 5).shape == (2, 5)
   # The next token is that of a step of greedy decoding.
   greedy = model.generate(["to b", "n"], 1, temperature=0)
   for prediction, token in zip(
