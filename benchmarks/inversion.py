@@ -166,14 +166,20 @@ def record(
 
 def figure(records: Sequence[dict[str, Any]]) -> Figure:
   """Returns the figure of the records of the table `noise`."""
-  rows, caption = [], "Share of recovered tokens by the norm of the noise."
+  rows: list[tuple[Any, ...]] = []
+  caption = "Share of recovered tokens by the norm of the noise."
   for each in records:
     for column, value in each["values"].items():
       if column.startswith("noise"):
         level = float(column.split()[1])
         rows.append((each["model"], 0, "share", level, value))
     if radius := each["values"]["radius"]:
-      caption += f" The certified radius of {each['model']} is {radius}."
+      # A theorem says 100 % up to the radius.
+      certified = f"{each['model']}, certified"
+      rows += [
+        (certified, 0, "share", float(radius) * part, 100.0)
+        for part in (0.25, 1)
+      ]
   texts = Texts("inversion", "Tokens from noisy states", caption)
   x = "norm of the noise, in half distances of candidates"
   return plots.curves(texts, rows, x, {"share": "recovered, %"}, log="x")
