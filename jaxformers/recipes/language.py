@@ -14,9 +14,8 @@ def task(**fields: Any) -> dict[str, Any]:
     **fields: `tokens`, `vocab_size` and `max_len`.
   """
   common = {"name": "language", "protocol": "jaxformers", "archive": ""}
-  if fields["tokens"] == "byte_pairs":
-    common["vocabulary"] = ""
-  return {**common, **fields, "stride": 0, "eval_windows": 0}
+  more = {"vocabulary": "", "stride": 0, "eval_windows": 0}
+  return {**common, **fields, **more}
 
 
 def model_fields(
