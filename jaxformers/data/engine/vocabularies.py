@@ -295,18 +295,21 @@ def _read_json(path: Path, kind: str) -> dict[str, Any]:
   try:
     content = json.loads(path.read_bytes())
     actual = content["model"]["type"]
-    added = [
-      {"id": int(token["id"]), "content": str(token["content"]), **token}
-      for token in content.get("added_tokens") or []
-    ]
-    vocabulary = dict(content["model"]["vocab"])
-  except Exception as error:
+  except (ValueError, RecursionError, KeyError, TypeError) as error:
     raise _unreadable(path, error) from None
   if actual != kind:
     like = "BERT's" if kind == "WordPiece" else "GPT-2's"
     raise UserError(
       f"{path} is a tokenizer of {actual}: give one of {kind}, like {like}."
     )
+  try:
+    added = [
+      {"id": int(token["id"]), "content": str(token["content"]), **token}
+      for token in content.get("added_tokens") or []
+    ]
+    vocabulary = dict(content["model"]["vocab"])
+  except (ValueError, KeyError, TypeError) as error:
+    raise _unreadable(path, error) from None
   content["model"]["vocab"] = vocabulary
   return content | {"added_tokens": added, "truncation": None, "padding": None}
 

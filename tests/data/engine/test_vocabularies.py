@@ -172,7 +172,7 @@ def test_read_keeps_tokens_added_by_a_tokenizer(tmp_path):
     ({"tokenizer__json": b"{}"}, "tokenizer.json.*'model'"),
     (
       {"tokenizer__json": {"model": {"type": "X"}}},
-      "tokenizer.json.*ModelUntagged",
+      "tokenizer.json is a tokenizer of X: give one of WordPiece",
     ),
   ],
 )
