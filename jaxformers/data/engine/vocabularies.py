@@ -117,9 +117,11 @@ def read_byte_pairs(path: Path) -> tokenizers.Tokenizer:
     )
   content = _read_json(file, "BPE")
   model = content["model"]
-  if model["vocab"].get(PAD) != 0:
+  added = {token["content"]: token["id"] for token in content["added_tokens"]}
+  taken = {**model["vocab"], **added}
+  if taken.get(PAD) != 0:
     padding = PAD
-    while padding in model["vocab"]:
+    while padding in taken:
       padding = f"<{padding}>"
     ids = {token: i + 1 for token, i in model["vocab"].items()}
     model["vocab"] = {padding: 0, **ids}
@@ -294,24 +296,19 @@ def _read_json(path: Path, kind: str) -> dict[str, Any]:
   """
   try:
     content = json.loads(path.read_bytes())
-    actual = content["model"]["type"]
+    fields = {"model": content["model"], "truncation": None, "padding": None}
+    fields["added_tokens"] = content.get("added_tokens") or []
   except (ValueError, RecursionError, KeyError, TypeError) as error:
     raise _unreadable(path, error) from None
+  content |= fields
+  # Old files do not name the type of the model.
+  actual = type(_parse(path, content).model).__name__
   if actual != kind:
     like = "BERT's" if kind == "WordPiece" else "GPT-2's"
     raise UserError(
       f"{path} is a tokenizer of {actual}: give one of {kind}, like {like}."
     )
-  try:
-    added = [
-      {"id": int(token["id"]), "content": str(token["content"]), **token}
-      for token in content.get("added_tokens") or []
-    ]
-    vocabulary = dict(content["model"]["vocab"])
-  except (ValueError, KeyError, TypeError) as error:
-    raise _unreadable(path, error) from None
-  content["model"]["vocab"] = vocabulary
-  return content | {"added_tokens": added, "truncation": None, "padding": None}
+  return content
 
 
 def _parse(path: Path, content: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -172,7 +172,7 @@ def test_read_keeps_tokens_added_by_a_tokenizer(tmp_path):
     ({"tokenizer__json": b"{}"}, "tokenizer.json.*'model'"),
     (
       {"tokenizer__json": {"model": {"type": "X"}}},
-      "tokenizer.json is a tokenizer of X: give one of WordPiece",
+      "tokenizer.json.*ModelUntagged",
     ),
   ],
 )
@@ -236,8 +236,19 @@ def test_read_byte_pairs_moves_ids_up_by_one(tmp_path):
   tokenizer.save(str(tmp_path / "tokenizer.json"))
   again = vocabularies.read_byte_pairs(tmp_path)
   assert again.to_str() == tokenizer.to_str()
-  # Padding elsewhere is another token.
+  # Old files do not name the type of the model.
   content = json.loads((GPT2 / "tokenizer.json").read_text())
+  del content["model"]["type"]
+  write(tmp_path, tokenizer__json=content)
+  again = vocabularies.read_byte_pairs(tmp_path)
+  assert again.to_str() == tokenizer.to_str()
+  # Padding elsewhere is another token, also if it was added.
+  added = {**content["added_tokens"][0], "id": 280, "content": "<pad>"}
+  more = {"added_tokens": [*content["added_tokens"], added]}
+  write(tmp_path, tokenizer__json=content | more)
+  padded = vocabularies.read_byte_pairs(tmp_path)
+  assert padded.encode("the<pad>").ids[-1] == 281
+  assert vocabularies.tokens(padded)[::281] == ["<<pad>>", "<pad>"]
   content["model"]["vocab"]["<pad>"] = content["added_tokens"][0]["id"]
   content["added_tokens"] = []
   write(tmp_path, tokenizer__json=content)
@@ -249,9 +260,12 @@ def test_read_byte_pairs_refuses_other_files(tmp_path):
   with pytest.raises(ValueError, match=r"There is no .*tokenizer\.json"):
     vocabularies.read_byte_pairs(tmp_path)
   content = json.loads((GPT2 / "tokenizer.json").read_text())
+  pieces = json.loads(vocabularies.from_vocabulary({"[UNK]": 0}).to_str())
+  pieces = pieces["model"]
   gap = {**content["model"], "vocab": {**content["model"]["vocab"], "zz": 900}}
   for change, message in (
-    ({"model": {"type": "WordPiece", "vocab": {}}}, "WordPiece.*BPE.*GPT-2"),
+    ({"model": pieces}, "a tokenizer of WordPiece.*BPE.*GPT-2"),
+    ({"model": {**content["model"], "vocab": {"!": "0"}}}, "cannot be read"),
     ({"model": {"type": "BPE", "vocab": {}, "merges": 3}}, "cannot be read"),
     ({"model": {"type": "BPE"}}, "cannot be read"),
     ({"added_tokens": ["a"]}, "cannot be read"),
