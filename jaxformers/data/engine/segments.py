@@ -107,7 +107,7 @@ class Segments(Split):
 
     Args:
       indices: numbers of the windows in the split, integers [b].
-      max_len: ignored, because all windows have the same length.
+      max_len: number of tokens to which the windows are cut; 0 for all.
       key: ignored, because text is not augmented.
 
     Returns:
@@ -115,7 +115,7 @@ class Segments(Split):
       input; and weights, float32 [b, n], 1 at the targets that the window
       predicts, else 0.
     """
-    del max_len, key
+    del key
     # Read n + 1 tokens of each window, 0 after the end of the stream.
     numbers = self._numbers(indices)
     places = numbers[:, None] * self.stride + np.arange(self.length + 1)
@@ -126,11 +126,12 @@ class Segments(Split):
     is_new = np.arange(self.length) >= self.length - self.stride
     is_first = numbers[:, None] == 0
     weights = is_inside[:, 1:] & (is_new | is_first)
-    return {
+    batch = {
       "inputs": tokens[:, :-1] * is_inside[:, 1:],
       "targets": tokens[:, 1:],
       "weights": weights.astype(np.float32),
     }
+    return {name: x[:, : max_len or None] for name, x in batch.items()}
 
 
 def stream(packed: Packed) -> np.ndarray:

@@ -60,6 +60,10 @@ def test_segments_with_stride_1_weigh_one_token_each():
   assert batch["inputs"].tolist() == [[1, 2, 3, 4], [3, 4, 5, 6], [6, 7, 8, 9]]
   assert batch["targets"][:, -1].tolist() == [5, 7, 10]
   assert batch["weights"].sum(1).tolist() == [4, 1, 1]
+  cut = split.batch(np.array([0, 2, 5]), 2)
+  assert {name: x.tolist() for name, x in cut.items()} == {
+    name: x[:, :2].tolist() for name, x in batch.items()
+  }
   assert batch["inputs"].dtype == np.int32
 
 
