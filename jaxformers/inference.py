@@ -312,9 +312,7 @@ class TrainedModel:
     count = min(count, len(source))
     # Sort the indices to read the examples in their order on the disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
-    x = source.batch(chosen, min(length, self.task.max_len))["inputs"]
-    # Windows of language models have one length: cut ids here.
-    return x[..., :length] if x.dtype == np.int32 else x
+    return source.batch(chosen, min(length, self.task.max_len))["inputs"]
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the evaluation of the model as a function of arrays.
@@ -513,7 +511,7 @@ class TrainedModel:
     ]
 
   def _token(self, k: int) -> str:
-    """Returns the text of an id, or the token if it is not text alone."""
+    """Returns the text of an id, or the token itself if it has no text."""
     return self.inputs.decode(np.array([k])) or self.inputs.vocabulary[k]
 
   def _label(self, k: int) -> str | int:

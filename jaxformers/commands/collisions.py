@@ -146,12 +146,7 @@ def _measure(
     siblings.append(float(min(nearest)))
   lengths = collisions.collapse_lengths(model, longest)
   a, b = counts.argsort()[-2:][::-1].tolist()
-  radii = [
-    sipit.noise_radius(model, params, layer) for layer in range(len(hidden))
-  ]
-  # Only models with a bound in every layer have a certificate.
-  certified = [2 * radius for radius in radii if radius is not None]
-  has_bounds = len(certified) == len(radii)
+  radii = sipit.noise_radii(model, params)
   return {
     "prompts": len(ids),
     "least": [float(pairs.distances[0]) for pairs in layers],
@@ -161,7 +156,8 @@ def _measure(
     "continuations": len(flat),
     "continued": continued,
     "siblings": siblings,
-    "certified": certified if has_bounds else None,
+    # Only models with a bound in every layer have a certificate.
+    "certified": [2 * r for r in radii] if len(radii) == len(hidden) else None,
     "tokens": [a, b],
     "lengths": lengths,
     "collapse": collisions.collapse(model, params, (a, b), lengths),

@@ -248,6 +248,26 @@ def noise_radius(
 ) -> float | None:
   """Returns a noise of states up to which `recover` finds every token.
 
+  Args:
+    model: causal model.
+    params: parameters of the model.
+    layer: number of the layer, from 0; None for the last one.
+
+  Returns:
+    A Euclidean norm, see `noise_radii`; None if none is known for the layer.
+
+  Raises:
+    UserError: for an unknown layer.
+  """
+  check_layer(model, layer)
+  layer = model.config.num_layers if layer is None else layer
+  radii = noise_radii(model, params)
+  return radii[layer] if layer < len(radii) else None
+
+
+def noise_radii(model: Model, params: Any) -> list[float]:
+  """Returns a noise of the states of each layer that changes no token.
+
   Let c be the least factor by which the layers change a distance of two
   sequences, and m the least distance of two embedded tokens. Two candidates
   after equal tokens differ only in the last state, because the model is
@@ -258,33 +278,28 @@ def noise_radius(
   Args:
     model: causal model.
     params: parameters of the model.
-    layer: number of the layer, from 0; None for the last one.
 
   Returns:
-    c m / 2, a Euclidean norm; None if no c is known for the layers, or if
-    tokens are not rows of one table.
-
-  Raises:
-    UserError: for an unknown layer.
+    c m / 2, a Euclidean norm, for layers 0, 1, ..., as far as c is known; empty
+    if the layers have no such factors, or if tokens are not rows of one table.
   """
-  check_layer(model, layer)
   layers = layers_of(model.stacks()["encoder"])
   table = token_table(model, params)
   has_norm = model.config.embedding.get("norm_epsilon")
   if layers is None or not model.config.is_causal or table is None or has_norm:
-    return None
+    return []
   variables = make_variables(model, params)
-  factor = 1.0
-  for weights in layers.weights(of_stack(variables, "encoder"))[:layer]:
+  # Row 0 is padding.
+  radii = [float(nearest(np.asarray(table)[1:], 1).distances[0]) / 2]
+  for weights in layers.weights(of_stack(variables, "encoder")):
     try:
       bounds = layers.certificate(weights, None, 0.0)
     except UserError:
-      return None
+      break
     if "sequences" not in bounds:
-      return None
-    factor *= bounds["sequences"][0]
-  # Row 0 is padding.
-  return factor * float(nearest(np.asarray(table)[1:], 1).distances[0]) / 2
+      break
+    radii.append(bounds["sequences"][0] * radii[-1])
+  return radii
 
 
 def check_layer(model: Model, layer: int | None) -> None:
