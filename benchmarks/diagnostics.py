@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import OUT
-from benchmarks.programs import append, read
+from benchmarks.programs import RECORDS, append, read
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import diagnostics, runs
@@ -153,23 +152,22 @@ def figure(made: Sequence[dict[str, Any]]) -> Figure:
 
 @cli.command(
   cli.argument("workdirs", nargs="+", type=Path, help="folders of runs"),
-  OUT,
+  RECORDS,
   cli.argument("--picture", type=Path, help="PNG file for a figure of it"),
 )
-def main(workdirs: list[Path], out: str, picture: Path | None) -> None:
+def main(workdirs: list[Path], out: Path, picture: Path | None) -> None:
   """Writes the table of the runs to a file of records."""
   found, _ = runs.discover(workdirs)
   finished = [run.results for run in found if run.results]
   if not diagnostics.rows_of(finished):
     raise UserError(f"{workdirs} have no finished diagnostics: run them first.")
-  path = Path(out)
-  old = read(path)
+  old = read(out)
   made = records(finished, [each for each in old if each["table"] == TABLES[0]])
   # Write all tables to a new file, and replace the old one.
-  new = path.with_suffix(".new")
+  new = out.with_suffix(".new")
   new.unlink(missing_ok=True)
   append(new, [*(each for each in old if each["table"] not in TABLES), *made])
-  new.replace(path)
+  new.replace(out)
   if picture:
     rows = [each for each in made if each["table"] == TABLES[0]]
     picture.write_bytes(figure(rows).picture("png"))

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxformers as jf
-from benchmarks.data import OUT, Row
-from benchmarks.programs import append, read
+from benchmarks.data import Row
+from benchmarks.programs import RECORDS, append, read, record
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tokens import collisions
@@ -82,10 +82,11 @@ def measure(
   single = time.perf_counter() - single
   brute = brute_force(model, variables, ids[0], states[0])
   row: Row = {
+    "tokens": LENGTH,
     "perplexity": round(trained.results["perplexity"], 1),
     "training, s": round(trained.results["train_seconds"]),
     "recovered, %": share(recovered.ids, ids),
-    "least margin": float(f"{recovered.margins.min():.2g}"),
+    "least margin": f"{recovered.margins.min():.1e}",
     "s a prompt": round(seconds, 2),
     "one prompt, s": round(single, 2),
     "brute force, s": round(brute, 2),
@@ -104,7 +105,10 @@ def measure(
   unit = float(np.median(apart)) / 2
   radius = sipit.noise_radius(model, params)
   ids, states = ids[:COMPARED], states[:COMPARED]
-  row = {"radius": None if radius is None else f"{radius / unit:.1g}"}
+  row = {
+    "tokens": LENGTH,
+    "radius": None if radius is None else f"{radius / unit:.1g}",
+  }
   for level in LEVELS:
     noise = rng.normal(size=states.shape)
     noise *= level * unit / np.linalg.norm(noise, axis=-1, keepdims=True)
@@ -144,26 +148,6 @@ def brute_force(
   return time.perf_counter() - began
 
 
-def record(
-  table: str, name: str, values: Row, minutes: float
-) -> dict[str, Any]:
-  """Returns the record of a row."""
-  facts = provenance.hardware()
-  return {
-    "table": table,
-    "row": f"`{name}`",
-    "model": name,
-    "config": CONFIG.format(name),
-    "protocol": f"states of the last of two layers, {LENGTH} tokens a prompt",
-    "seeds": [0],
-    "commit": provenance.commit()[:7],
-    "hardware": f"{facts['cores']} cores of an {facts['processor']}, jax "
-    f"{jax.__version__}",
-    "minutes": round(minutes, 1),
-    "values": values,
-  }
-
-
 def figure(records: Sequence[dict[str, Any]]) -> Figure:
   """Returns the figure of the records of the table `noise`."""
   rows: list[tuple[Any, ...]] = []
@@ -192,7 +176,7 @@ def figure(records: Sequence[dict[str, Any]]) -> Figure:
   cli.argument("--steps", default=1_200, help="steps of training"),
   cli.argument("--prompts", default=100, help="number of prompts"),
   cli.argument("--picture", type=Path, help="PNG file for a figure of noise"),
-  OUT,
+  RECORDS,
 )
 def main(
   folder: str,
@@ -201,21 +185,34 @@ def main(
   steps: int,
   prompts: int,
   picture: Path | None,
-  out: str,
+  out: Path,
 ) -> None:
   """Appends the records of both tables to a file, and draws the noise."""
-  path = Path(out)
-  done = {each["model"] for each in read(path)}
+  facts = provenance.hardware()
+  done = {each["model"] for each in read(out)}
   for name in cli.names(models):
-    if name not in done:
-      began = time.time()
-      measured = list(measure(name, folder, workdir, steps, prompts))
-      minutes = (time.time() - began) / 60
-      made = [record(table, name, row, minutes) for table, row in measured]
-      append(path, made)
-      jax.clear_caches()
+    if name in done:
+      continue
+    began = time.time()
+    measured = list(measure(name, folder, workdir, steps, prompts))
+    records = [
+      record(
+        table,
+        name,
+        row,
+        config=CONFIG.format(name),
+        protocol=f"states of the last of two layers, {LENGTH} tokens a prompt",
+        hardware=f"{facts['cores']} cores of an {facts['processor']}, jax "
+        f"{jax.__version__}",
+        began=began,
+        seeds=(0,),
+      )
+      for table, row in measured
+    ]
+    append(out, records)
+    jax.clear_caches()
   if picture:
-    noise = [each for each in read(path) if each["table"] == "noise"]
+    noise = [each for each in read(out) if each["table"] == "noise"]
     picture.write_bytes(figure(noise).picture("png"))
 
 

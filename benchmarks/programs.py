@@ -14,12 +14,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import OUT, Row
+from benchmarks.data import Row
 from jaxformers.foundations import cli
 from jaxformers.models import MODELS
 from jaxformers.sweep.plans import DATA
@@ -96,20 +96,53 @@ def measure(model: str, task: str, device: str) -> list[dict[str, Any]]:
   failed = {"step": "train", "failed": reports}
   kind = device.partition(":")[0]
   return [
-    {
-      "table": f"{kind}_{task}_{report['step']}",
-      "row": f"`{model}`",
-      "model": model,
-      "config": config,
-      "protocol": f"compiled for {device}; nothing runs",
-      "seeds": [],
-      "commit": provenance.commit()[:7],
-      "hardware": compilers(device),
-      "minutes": round((time.time() - began) / 60, 1),
-      "values": figures(report) if "total" in report else report,
-    }
+    record(
+      f"{kind}_{task}_{report['step']}",
+      model,
+      figures(report) if "total" in report else report,
+      config=config,
+      protocol=f"compiled for {device}; nothing runs",
+      hardware=compilers(device),
+      began=began,
+    )
     for report in (reports if isinstance(reports, list) else [failed])
   ]
+
+
+def record(
+  table: str,
+  model: str,
+  values: Row,
+  *,
+  config: str,
+  protocol: str,
+  hardware: str,
+  began: float,
+  row: str = "",
+  seeds: Sequence[int] = (),
+) -> dict[str, Any]:
+  """Returns the record of a row, made by this commit.
+
+  Args:
+    table: name of the table.
+    model: name of the model.
+    values: figures by column.
+    config, protocol, hardware, seeds: how the figures were measured.
+    began: time at which the measurement began, from `time.time`.
+    row: name of the row; "" for the model.
+  """
+  return {
+    "table": table,
+    "row": row or f"`{model}`",
+    "model": model,
+    "config": config,
+    "protocol": protocol,
+    "seeds": [*seeds],
+    "commit": provenance.commit()[:7],
+    "hardware": hardware,
+    "minutes": round((time.time() - began) / 60, 1),
+    "values": values,
+  }
 
 
 def compilers(device: str) -> str:
@@ -117,6 +150,15 @@ def compilers(device: str) -> str:
   name = "libtpu" if device.startswith("v") else "jax-cuda13-plugin"
   versions = (f"{k} {metadata.version(k)}" for k in ("jax", name))
   return f"{device}, compiled by {', '.join(versions)}"
+
+
+# Argument of the commands that append records to a file.
+RECORDS = cli.argument(
+  "--out",
+  type=Path,
+  required=True,
+  help="file of records, such as results/programs.jsonl",
+)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -136,20 +178,19 @@ def append(path: Path, records: Iterable[dict[str, Any]]) -> None:
   cli.option("device", "v5e:2x2", "topology: v5e:2x2, h100"),
   cli.option("models", ",".join(MODELS), "names: a,b"),
   cli.option("tasks", ",".join(TASKS), "names: a,b"),
-  OUT,
+  RECORDS,
 )
-def main(device: str, models: str, tasks: str, out: str) -> None:
+def main(device: str, models: str, tasks: str, out: Path) -> None:
   """Compiles the steps of each encoder and task, and appends the records."""
-  path = Path(out)
   kind = device.partition(":")[0]
   # Tables of earlier programs end in "_before": they are not made again.
-  done = {(record["table"], record["model"]) for record in read(path)}
+  done = {(record["table"], record["model"]) for record in read(out)}
   for task in cli.names(tasks):
     for model in cli.names(models):
       if (f"{kind}_{task}_train", model) in done:
         continue
       records = measure(model, task, device)
-      append(path, records)
+      append(out, records)
       print(task, model, records[0]["values"], flush=True)
 
 

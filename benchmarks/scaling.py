@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.data import OUT, Row
-from benchmarks.programs import append, compilers, read, sends
+from benchmarks import programs
+from benchmarks.data import Row
+from benchmarks.programs import RECORDS, append, compilers, read, sends
 from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
-from jaxformers.training import provenance, topologies
+from jaxformers.training import topologies
 from jaxformers.training.ahead import Ahead, Report
 
 MODELS = ("transject", "transformer", "s5")
@@ -190,31 +191,29 @@ def record(step: Step) -> tuple[dict[str, Any], bool]:
     values, fits = figures(step, *step.compile()), True
   except (UserError, jax.errors.JaxRuntimeError) as error:
     values, fits = {"chips": step.chips, "failed": str(error)[:120]}, False
-  return {
-    "table": step.table,
-    "row": step.row,
-    "model": step.model,
-    "config": f"lra/listops:model={step.model}",
-    "protocol": f"{step.batch} rows of {step.length} tokens; nothing runs",
-    "seeds": [],
-    "commit": provenance.commit()[:7],
-    "hardware": compilers("v5e"),
-    "minutes": round((time.time() - began) / 60, 1),
-    "values": values,
-  }, fits
+  made = programs.record(
+    step.table,
+    step.model,
+    values,
+    config=f"lra/listops:model={step.model}",
+    protocol=f"{step.batch} rows of {step.length} tokens; nothing runs",
+    hardware=compilers("v5e"),
+    began=began,
+    row=step.row,
+  )
+  return made, fits
 
 
 @cli.command(
   cli.option("models", ",".join(MODELS), "names: a,b"),
-  OUT,
+  RECORDS,
 )
-def main(models: str, out: str) -> None:
+def main(models: str, out: Path) -> None:
   """Compiles the steps, and appends a record for each."""
   jax.config.update("jax_platforms", "cpu")
-  path = Path(out)
   done = {
     (r["table"], r["row"], r["values"]["chips"]): "failed" not in r["values"]
-    for r in read(path)
+    for r in read(out)
   }
   for model in cli.names(models):
     full: set[str] = set()  # Series that do not fit any more.
@@ -226,7 +225,7 @@ def main(models: str, out: str) -> None:
         fits = done[key]
       else:
         row, fits = record(step)
-        append(path, [row])
+        append(out, [row])
         print(*key, row["values"], flush=True)
       if not fits and step.table in ("longest", "largest"):
         full.add(step.table)
