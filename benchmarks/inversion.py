@@ -30,6 +30,7 @@ import numpy as np
 import jaxformers as jf
 from benchmarks.data import Row
 from benchmarks.programs import RECORDS, append, read, record
+from jaxformers import inference
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tokens import collisions
@@ -67,7 +68,7 @@ def measure(
   """Yields the rows of both tables."""
   trained = train(name, folder, workdir, steps)
   model, params = trained.model, trained.params
-  run = jf.inference.load_run(workdir / name)
+  run = inference.load_run(workdir / name)
   ids = run.sample(prompts, LENGTH)
   variables = make_variables(model, params)
   states = np.asarray(capture(model, variables, jnp.asarray(ids)).hidden[-1])

@@ -47,7 +47,7 @@ from jaxformers.models.mixer import (
 from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.reductions import masked_mean
 from jaxformers.models.rotary import number_tokens, rotate
-from jaxformers.models.segments import is_packed
+from jaxformers.models.segments import is_packed, tokens
 from jaxformers.models.variables import rotation
 
 # Greatest number of entries of a random array that is a constant of the
@@ -103,17 +103,35 @@ class Cache(NamedTuple):
   module: Attention
   mask: jax.Array
 
-  def extend(
+  def past(
     self, k: jax.Array, v: jax.Array
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns keys and values of all tokens so far, and which ones are visible.
+    """Returns keys and values of m earlier tokens, and which are visible.
 
     Args:
       k, v: keys and values of the new tokens, [b, h, n, e].
 
     Returns:
-      Keys and values, [b, h, max_len, e]; and bool [b, 1, n, max_len], True
-      where a query sees a key.
+      Keys and values of the earlier tokens, [b, h, m, e], with m=max_len, or 0
+      without a cache; and bool [b, 1, n, m + n], True where a new token sees an
+      earlier or a new one.
+    """
+    b, n = self.mask.shape
+    seen = jnp.tril(jnp.broadcast_to(tokens(self.mask)[:, None], (b, n, n)))
+    count = self.recall("count")
+    if count is None:
+      return k[:, :, :0], v[:, :, :0], seen[:, None]
+    k, v = self.recall("k"), self.recall("v")
+    is_past = jnp.arange(k.shape[2]) < count[:, None, None]
+    is_past = jnp.broadcast_to(is_past, (b, n, k.shape[2]))
+    return k, v, jnp.concatenate([is_past, seen], -1)[:, None]
+
+  def append(self, k: jax.Array, v: jax.Array, after: jax.Array) -> None:
+    """Appends keys and values to the cache.
+
+    Args:
+      k, v: keys and values of the new tokens, [b, h, n, e].
+      after: what was computed from the cache, [b, h, n, e].
 
     Raises:
       UserError: for a mixer without `max_len`.
@@ -122,11 +140,10 @@ class Cache(NamedTuple):
       raise UserError(
         "A cache of keys needs max_len: set it to the number of tokens."
       )
-    # The cache has tokens on axis 1: [b, n, h, e].
-    k, v = (jnp.swapaxes(a, 1, 2) for a in (k, v))
-    cache = extend(self.module, self.mask, self.module.max_len, k=k, v=v)
-    k, v = (jnp.swapaxes(cache.arrays[name], 1, 2) for name in "kv")
-    return k, v, cache.seen[:, None]
+    # XLA copies the cache unless its change depends on what reads it.
+    change = 0 * after[..., :1]
+    arrays = {"k": k + change, "v": v + change}
+    extend(self.module, self.mask, self.module.max_len, 2, **arrays)
 
   def recall(self, name: str) -> Any:
     """Returns the cached value of `name`, or None if there is none yet."""

@@ -58,7 +58,7 @@ class Extended(NamedTuple):
   """Arrays of all tokens so far, and which tokens each new token sees.
 
   Attributes:
-    arrays: arrays by name, [b, max_len, ...].
+    arrays: arrays by name, [b, ..., max_len, ...].
     seen: bool [b, n, max_len], True where a new token sees a token. A token
       sees itself and earlier tokens.
     places: positions of the new tokens in their samples, int32 [b, n].
@@ -102,7 +102,11 @@ def count_tokens(
 
 
 def extend(
-  module: nn.Module, mask: jax.Array, max_len: int, **arrays: jax.Array
+  module: nn.Module,
+  mask: jax.Array,
+  max_len: int,
+  axis: int = 1,
+  **arrays: jax.Array,
 ) -> Extended:
   """Appends arrays of new tokens to the cache, and returns the arrays.
 
@@ -112,7 +116,8 @@ def extend(
     module: module that is decoding.
     mask: [b, n], True at new tokens.
     max_len: greatest number of tokens.
-    **arrays: arrays of the new tokens, [b, n, ...].
+    axis: axis of the tokens in the arrays.
+    **arrays: arrays of the new tokens, [b, ..., n, ...].
   """
   places = count_tokens(module, mask)
   # Write tokens at their positions; send padding out of range to drop it.
@@ -122,9 +127,11 @@ def extend(
   for name, array in arrays.items():
     buffer = recall(module, name)
     if buffer is None:
-      shape = (array.shape[0], max_len, *array.shape[2:])
+      shape = (*array.shape[:axis], max_len, *array.shape[axis + 1 :])
       buffer = jnp.zeros(shape, array.dtype)
-    extended[name] = buffer.at[rows, targets].set(array, mode="drop")
+    place = (rows, *[slice(None)] * (axis - 1), targets)
+    array = jnp.moveaxis(array, axis, 1)
+    extended[name] = buffer.at[place].set(array, mode="drop")
     remember(module, name, extended[name])
   # A token sees positions up to its own.
   seen = jnp.arange(max_len)[None, None] <= places[..., None]

@@ -159,8 +159,7 @@ def recover(
     largest = 4 * MAX_BYTES // (4 * size * model.config.d_model)
     batch_size = max(min(batch_size, largest), 1)
   batch_size = min(batch_size, len(states))
-  width = _chunk(model, variables, batch_size, count)
-  search = (layer, policy, count, width)
+  search = (layer, policy, count)
   parts = []
   starts = range(0, len(states), batch_size)
   for start in tqdm(starts, "inverting", disable=None if progress else True):
@@ -400,7 +399,7 @@ def _chunk(model: EncoderModel, variables: Any, b: int, count: int) -> int:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _recover(
   model: EncoderModel,
-  search: tuple[int, str, int, int],
+  search: tuple[int, str, int],
   variables: Any,
   states: jax.Array,
   mask: jax.Array,
@@ -409,12 +408,13 @@ def _recover(
 
   Args:
     model, variables: encoder.
-    search: layer, policy, number of candidates, and candidates of a chunk.
+    search: layer, policy, and number of candidates.
     states: states of the layer, [b, n, d].
     mask: True at tokens, [b, n].
   """
-  layer, policy, count, width = search
+  layer, policy, count = search
   b = len(states)
+  width = _chunk(model, variables, b, count)
   every = jnp.arange(1, model.config.vocab_size, dtype=jnp.int32)
 
   def embed(cache: Any, ids: jax.Array) -> jax.Array:

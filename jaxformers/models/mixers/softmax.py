@@ -34,10 +34,14 @@ def step(
   q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache
 ) -> jax.Array:
   """Computes causal attention of new tokens to these and to cached tokens."""
-  # Append the new keys and values to the cache.
-  k, v, seen = cache.extend(k, v)
-  weights = weigh(dot(q, k) * q.shape[-1] ** -0.5, seen)
-  return jnp.matmul(weights.astype(v.dtype), v)
+  past_k, past_v, seen = cache.past(k, v)
+  # Read earlier tokens apart: `vmap` over new tokens then shares their keys.
+  scores = jnp.concatenate([dot(q, past_k), dot(q, k)], -1)
+  weights = weigh(scores * q.shape[-1] ** -0.5, seen).astype(v.dtype)
+  past, new = jnp.split(weights, [past_k.shape[2]], -1)
+  y = jnp.matmul(past, past_v) + jnp.matmul(new, v)
+  cache.append(k, v, after=y)
+  return y
 
 
 @attention("softmax", step=step, segments=True)
