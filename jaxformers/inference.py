@@ -452,8 +452,9 @@ class TrainedModel:
       probabilities are in the order of the ids.
 
     Raises:
-      UserError: If the model is neither a classifier nor a language model, or
-        if the inputs do not fit.
+      UserError: If the model is neither a classifier nor a language model, if
+        the inputs do not fit, or if a text is longer than a language model
+        reads.
 
     Example:
       >>> import jaxformers as jf
@@ -501,18 +502,25 @@ class TrainedModel:
     _RANGES["batch_size"].check("batch_size", batch_size)
     x = self.inputs.batch(inputs, closed=False)
     _require_tokens(x, "inputs")
-    outputs = self._outputs(self._pad(x, batch_size))
-    # Log probabilities after the last token, [b, v].
-    last = x.shape[1] - 1 - (x[:, ::-1] > 0).argmax(1)
-    shares = np.exp(outputs[np.arange(len(x)), last])
+
+    def after_last(ids: np.ndarray) -> jax.Array:
+      """Returns log probabilities after the last token, [b, v]."""
+      last = ids.shape[1] - 1 - (ids[:, ::-1] > 0).argmax(1)
+      log_p = outputs(self.model, self._variables, ids)
+      return log_p[np.arange(len(ids)), last]
+
+    read = self._pad(x, batch_size)
+    shares = np.exp(apply_in_batches(after_last, read.padded, read.size))
     return [
       Prediction(self._token(k), float(row[k]), row)
       for k, row in zip(shares.argmax(-1), shares, strict=True)
     ]
 
   def _token(self, k: int) -> str:
-    """Returns the text of an id, or the token itself if it has no text."""
-    return self.inputs.decode(np.array([k])) or self.inputs.vocabulary[k]
+    """Returns the text of an id, or the token itself if it is no text."""
+    text = self.inputs.decode(np.array([k]))
+    # A part of a character in UTF-8 is no text.
+    return self.inputs.vocabulary[k] if text in ("", "\ufffd") else text
 
   def _label(self, k: int) -> str | int:
     return self.classes[k] if self.classes else int(k)

@@ -4,13 +4,14 @@ import gc
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
 import jaxformers as jf
-from jaxformers import models
+from jaxformers import inference, models
 from jaxformers.analysis.certificates import certified
 from jaxformers.commands import export as export_command
 from jaxformers.commands import states
@@ -209,12 +210,20 @@ def test_generate_continues_a_prompt(smoke, tmp_path):
   assert model.sample(2, 5).shape == (2, 5)
   # The next token is that of a step of greedy decoding.
   greedy = model.generate(["to b", "n"], 1, temperature=0)
-  for prediction, token in zip(
-    model.predict(["to b", "n"]), greedy, strict=True
-  ):
-    assert prediction.label == token or not token
+  log_p = model.outputs([model.inputs.encode("to b", closed=False)])
+  predictions = model.predict(["to b", "n"])
+  for prediction, token in zip(predictions, greedy, strict=True):
+    best = prediction.probabilities.argmax()
+    assert model.decode([[best]]) == [token]
+    assert prediction.label in (token, model.inputs.vocabulary[best])
     assert prediction.probabilities.sum() == pytest.approx(1, abs=1e-5)
     assert prediction.probability == prediction.probabilities.max()
+  got = predictions[0].probabilities
+  np.testing.assert_allclose(got, np.exp(log_p[0, -1]), rtol=1e-5)
+  # A text that is too long is not cut before it is continued.
+  for method in (model.predict, lambda texts: model.generate(texts, 1)):
+    with pytest.raises(ValueError, match="17 tokens.*at most 16.*shorter"):
+      method(["a" * 17])
 
 
 def test_load_reads_a_gpt2_of_hugging_face(tmp_path):
@@ -229,13 +238,27 @@ def test_load_reads_a_gpt2_of_hugging_face(tmp_path):
   assert drawn == model.generate(texts, 3, temperature=0) and len(drawn) == 2
   (next_token, _) = model.predict(texts)
   assert len(next_token.probabilities) == 281
+  # Special tokens stay in a text; half of a character has the token's name.
+  assert model.decode(model.encode(["a<|endoftext|>b"])) == ["a<|endoftext|>b"]
+  names = model.inputs.vocabulary
+  half = names.index("\u0142")  # A byte that is no character in UTF-8.
+  assert model.decode([[half]]) == ["\ufffd"]
+  with mock.patch.object(inference, "outputs") as outputs:
+    outputs.return_value = np.log(
+      np.eye(281, dtype=np.float32)[[[half]]] + 1e-9
+    )
+    assert model.predict(["of"])[0].label == "\u0142"
   assert repr(model).startswith("<TrainedModel transformer on gpt2")
   # It is saved as any other model.
   again = jf.load(model.save(tmp_path / "saved"))
   np.testing.assert_array_equal(again.outputs(texts), model.outputs(texts))
-  # Without a tokenizer it reads ids.
+  # A tokenizer in another format is not left out silently.
   folder = shutil.copytree(GPT2, tmp_path / "gpt2")
-  (folder / "tokenizer.json").unlink()
+  (folder / "tokenizer.json").rename(folder / "vocab.json")
+  with pytest.raises(ValueError, match=r"merges\.txt.*tokenizer\.json"):
+    jf.load(folder)
+  # Without a tokenizer it reads ids.
+  (folder / "vocab.json").unlink()
   ids = jf.load(folder)
   np.testing.assert_allclose(
     ids.outputs(model.encode(texts)), model.outputs(texts), atol=1e-5

@@ -88,7 +88,8 @@ def _figures(name: str, content: Mapping[str, Any]) -> Iterator[Figure]:
     "Least distances of the states of last tokens",
     "Nearest pair of all prompts; of all continuations of the nearest prompts "
     "by one token; and of the continuations of one of these prompts, with the "
-    "distance that they cannot be below.",
+    "distance that they cannot be below. A distance of 0, a collision, is "
+    "below the axis.",
   )
   panels = {"distance": "least distance"}
   yield plots.curves(texts, rows, "layer (0: embedding)", panels, log="y")
@@ -102,7 +103,8 @@ def _figures(name: str, content: Mapping[str, Any]) -> Iterator[Figure]:
     f"{name}_collapse",
     "Distance of sequences that differ by one repeated token",
     "Relative distance of the last states of (a, ..., a, b) with n and n + 1 "
-    "times a, in the last layer.",
+    "times a, in the last layer. A distance of 0, a collision, is below the "
+    "axis.",
   )
   panels = {"distance": "relative distance"}
   yield plots.curves(texts, rows, "n", panels, log="xy")

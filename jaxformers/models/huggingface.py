@@ -160,7 +160,8 @@ _WITHOUT_EFFECT_ON_KIND = {
   "deit": _IMAGE_FIELDS,
   "bert": "",
   "gpt2": """
-    pad_token_id is_decoder n_ctx attn_pdrop embd_pdrop resid_pdrop
+    pad_token_id is_decoder n_ctx n_special predict_special_tokens
+    attn_pdrop embd_pdrop resid_pdrop
     reorder_and_upcast_attn summary_type summary_use_proj summary_activation
     summary_proj_to_labels summary_first_dropout
   """,

@@ -620,7 +620,7 @@ def load(
   Raises:
     UserError: for another architecture, listing the tensors that differ; for a
       head of another kind, such as token classification, unless `num_classes`
-      is set.
+      is set; for `num_classes` with a language model.
   """
   checkpoint = _read(folder)
   options, has_head = checkpoint.options, "num_classes" not in changes
@@ -636,6 +636,15 @@ def load(
       f"The head of {folder} ({names[0]}) does not classify whole texts: set "
       "num_classes=N to create a new head on its encoder, and train it."
     )
+  if options.get("objective") == "language_model":
+    if changes.get("objective") not in (None, "language_model"):
+      del options["head"]  # Options of language models.
+    elif not has_head:
+      raise UserError(
+        f"num_classes={changes['num_classes']}: {folder} has a language model, "
+        "which has no classes. Set objective='classification' as well for a "
+        "new classifier, or leave num_classes out."
+      )
   # Build the model of the file, with the changes.
   for part in ("mixer", "block", "embedding"):
     changed = changes.pop(part, None) or {}

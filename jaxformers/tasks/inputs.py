@@ -158,10 +158,11 @@ class Inputs:
       length: largest number of ids, including the opening and closing ids; 0
         for max_len.
       closed: False to leave out the closing id, for a model that continues the
-        text.
+        text, which is not cut then.
 
     Raises:
-      UserError: if the inputs are not text, or this text cannot be encoded.
+      UserError: if the inputs are not text, if this text cannot be encoded, or
+        if a text that is to be continued is too long.
     """
     # Look up the opening and closing ids of the task's examples.
     names = {"start": "start_id", "end": "end_id"}
@@ -175,6 +176,11 @@ class Inputs:
     split = pack([ids], np.zeros(1, np.int32), **marks)
     num_tokens = int(split.lengths()[0])
     n = min(num_tokens, length or self.max_len)
+    if n < num_tokens and not closed:
+      raise UserError(
+        f"{text[:40]!r} has {num_tokens:,} tokens, and this model reads at "
+        f"most {n:,}: give a shorter text."
+      )
     if n < num_tokens and not length:
       warnings.warn(
         f"{text[:40]!r} has {num_tokens:,} tokens, and is cut to {n:,}, the "
@@ -203,7 +209,7 @@ class Inputs:
     if self.tokenizer == "characters":
       return "".join(self.vocabulary[i] for i in kept)
     if self.tokenizer_json:
-      return self._reader.decode(kept)
+      return self._reader.decode(kept, skip_special_tokens=False)
     return " ".join(self.vocabulary[i] for i in kept)
 
   def batch(self, inputs: Any, *, closed: bool = True) -> np.ndarray:

@@ -106,14 +106,16 @@ def read_fields(folder: Path) -> dict[str, Any]:
   image, max_len = options.pop("image", ()), options.pop("max_len")
   vocab_size = options.pop("vocab_size")
   del options["num_classes"]
-  options.pop("objective", "")  # The task has it.
+  # The task has the objective.
+  is_language = options.pop("objective", "") == "language_model"
   # Collect the options of the model, on top of their defaults.
   fields = _DEFAULTS | configs.flatten({"model": options})
   # Collect the options of a task of texts.
   if vocab_size:
     fields["task.max_len"] = max_len
     fields["task.vocab_size"] = vocab_size
-    if vocabulary := vocabularies.find(folder):
+    kinds = (vocabularies.TOKENIZER,) if is_language else vocabularies.FILES
+    if vocabulary := vocabularies.find(folder, kinds):
       fields["task.vocabulary"] = str(vocabulary)
     return configs.plain(fields)
   # Collect the options of a task of images.
@@ -184,14 +186,14 @@ def take_fields(
       _set(taken, other, value)
   if conflicts:
     raise _refusal(path, config, conflicts, chosen)
-  # Word pieces of a folder without a vocabulary need one from the config.
+  # Texts need a vocabulary, from the folder or from the config.
   needs_vocabulary = _has_field(config, "task.vocabulary", "")
   size = fields.get("task.vocab_size", 0) if needs_vocabulary else 0
   if size and _current(taken, "task.vocabulary") is _ABSENT:
     raise UserError(
-      f"{path} has neither a vocab.txt nor a tokenizer.json, and "
-      "config.task.vocabulary is empty: set --config.task.vocabulary="
-      f"PATH/vocab.txt, the vocabulary of its {size:,} tokens."
+      f"{path} has no vocabulary, and config.task.vocabulary is empty: set "
+      f"--config.task.vocabulary to the vocabulary of its {size:,} tokens, a "
+      "vocab.txt of word pieces or a tokenizer.json."
     )
   return taken
 

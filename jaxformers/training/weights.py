@@ -99,8 +99,8 @@ def read_published(folder: Path) -> Weights:
       inputs of the model are ids.
 
   Raises:
-    UserError: for a model of another kind, and in the cases in which
-      `pretrained.load` raises it.
+    UserError: for a model of another kind, for a tokenizer in vocab.json and
+      merges.txt only, and in the cases in which `pretrained.load` raises it.
   """
   options = pretrained.read_options(folder)
   objective = options.get("objective", "classification")
@@ -113,6 +113,15 @@ def read_published(folder: Path) -> Weights:
   _, params = pretrained.load(folder)
   names = ("vocab_size", "max_len", "num_classes", "objective")
   sizes = {name: options.pop(name) for name in names}
+  if (
+    not (folder / vocabularies.TOKENIZER).is_file()
+    and (folder / "vocab.json").is_file()
+  ):
+    raise UserError(
+      f"{folder} has the tokenizer in vocab.json and merges.txt: write it as "
+      f"{vocabularies.TOKENIZER} with transformers, by "
+      "AutoTokenizer.from_pretrained(PATH).save_pretrained(PATH)."
+    )
   # Name ids that the tokenizer does not have by their numbers.
   tokenizer, tokens = None, ["<pad>"]
   if (folder / vocabularies.TOKENIZER).is_file():

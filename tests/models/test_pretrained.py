@@ -120,6 +120,14 @@ def test_load_refuses_a_gpt2_of_another_head(tmp_path):
     pretrained.load(folder)
 
 
+def test_load_makes_a_classifier_of_gpt2_only_on_request():
+  with pytest.raises(ValueError, match="num_classes=3.*language model"):
+    pretrained.load(HERE / "gpt2", num_classes=3)
+  changes = {"objective": "classification", "num_classes": 3}
+  model, params = pretrained.load(HERE / "gpt2", **changes)
+  assert logits(model, params, INPUTS["gpt2"]).shape[1:] == (3,)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_load_gives_the_logits_of_the_installed_transformers(seed, tmp_path):
   pytest.importorskip("transformers")

@@ -322,7 +322,7 @@ def test_load_with_names_all_conflicting_overrides(tmp_path):
 def test_load_with_takes_the_sizes_of_a_bert(tmp_path):
   folder = tmp_path / "bert"
   shutil.copytree(HUGGING_FACE / "bert", folder)
-  with pytest.raises(ValueError, match="vocab.txt.*tokenizer.json.*30 tokens"):
+  with pytest.raises(ValueError, match="30 tokens.*vocab.txt.*tokenizer.json"):
     taken("short/bert", folder)
   (folder / "vocab.txt").write_text("[PAD]\n")
   got = taken("short/bert", folder)
@@ -348,8 +348,12 @@ def test_load_with_takes_the_sizes_of_a_gpt2(tmp_path):
   assert model["block"]["activation"] == "gelu_tanh"
   assert got["task"]["vocabulary"] == str(folder / "tokenizer.json")
   assert got["task"]["max_len"] == 16
+  # A list of word pieces is not the vocabulary of a language model.
+  (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+  got = taken("lm/text", folder)
+  assert got["task"]["vocabulary"] == str(folder / "tokenizer.json")
   (folder / "tokenizer.json").unlink()
-  with pytest.raises(ValueError, match="tokenizer.json.*281 tokens"):
+  with pytest.raises(ValueError, match="281 tokens.*tokenizer.json"):
     taken("lm/text", folder)
 
 

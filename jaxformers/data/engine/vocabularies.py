@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from jaxformers.foundations.errors import UserError
 PAD = "<pad>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_SIZE = 1 << 16  # Ids are stored in 16 bits.
-VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+FILES = VOCABULARY, TOKENIZER = ("vocab.txt", "tokenizer.json")
 CONFIG, NAMES, ADDED = (
   "tokenizer_config.json",
   "special_tokens_map.json",
@@ -133,9 +133,14 @@ def read_byte_pairs(path: Path) -> tokenizers.Tokenizer:
   return tokenizer
 
 
-def find(folder: Path) -> Path | None:
-  """Returns the path of the vocabulary file in a folder, or None."""
-  paths = [folder / name for name in (VOCABULARY, TOKENIZER)]
+def find(folder: Path, names: Sequence[str] = FILES) -> Path | None:
+  """Returns the path of the first file in a folder, or None.
+
+  Args:
+    folder: any folder.
+    names: names of files of vocabularies.
+  """
+  paths = [folder / name for name in names]
   return next((path for path in paths if path.is_file()), None)
 
 
