@@ -171,7 +171,7 @@ class Inputs:
     # Remove the closing id if the text is to be continued.
     if not closed:
       marks["end"] = 0
-      ids = self._without_end(ids)
+      ids = self._without_end(ids, (encodings.END,))
     # Cut and mark the text with the code that reads the task's examples.
     split = pack([ids], np.zeros(1, np.int32), **marks)
     num_tokens = int(split.lengths()[0])
@@ -189,9 +189,9 @@ class Inputs:
       )
     return split.batch(np.array([0]), n)["inputs"][0]
 
-  def _without_end(self, ids: Any) -> Any:
-    """Returns ids [n] without <eos> at their end."""
-    has_end = len(ids) and self.vocabulary[int(ids[-1])] == encodings.END
+  def _without_end(self, ids: Any, ends: tuple[str, ...]) -> Any:
+    """Returns ids [n] without a token of `ends` at their end."""
+    has_end = len(ids) and self.vocabulary[int(ids[-1])] in ends
     return ids[:-1] if has_end else ids
 
   def decode(self, ids: np.ndarray) -> str:
@@ -202,7 +202,7 @@ class Inputs:
     # Remove padding, opening and closing ids.
     marks = {0, *(self.reading.get(name) for name in ("start_id", "end_id"))}
     kept = [int(i) for i in np.asarray(ids).ravel() if int(i) not in marks]
-    kept = self._without_end(kept)
+    kept = self._without_end(kept, (encodings.END, encodings.END_OF_TEXT))
     # Decode by the kind of the tokens.
     if self.tokenizer == "bytes":
       return bytes(i - 1 for i in kept if i <= 256).decode(errors="replace")
