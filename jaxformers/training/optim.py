@@ -30,6 +30,7 @@ from jaxformers.foundations.ranges import (
 )
 from jaxformers.foundations.registry import Registry, call, choose, unknown
 from jaxformers.models.kinds import KINDS, UNDECAYED
+from jaxformers.training.muon import scale_by_muon
 from jaxformers.training.riemannian import riemannian
 
 Tx: TypeAlias = optax.GradientTransformation
@@ -310,6 +311,33 @@ def sgd(
   """Returns gradient descent with momentum, and weight decay as in `adam`."""
   steps = [optax.trace(momentum)] if momentum else []
   return _with_decay(steps, weight_decay, schedule, decays)
+
+
+@OPTIMIZERS.register("muon")
+def muon(
+  schedule: Rate,
+  decays: Decays,
+  *,
+  beta: Fraction = 0.95,
+  consistent_rms: Weight = 0.2,
+  adam_factor: Factor = 1.0,
+  adam_b1: Fraction = 0.9,
+  adam_b2: Fraction = 0.999,
+  weight_decay: Weight = 0.0,
+) -> Tx:
+  """Returns Muon for matrices, and Adam for the rest; decay as in `adam`.
+
+  With the default scale a step has the size of a step of Adam, so that learning
+  rates of Adam are a good start. See `scale_by_muon`.
+  """
+  step = scale_by_muon(
+    beta=beta,
+    consistent_rms=consistent_rms,
+    adam_factor=adam_factor,
+    adam_b1=adam_b1,
+    adam_b2=adam_b2,
+  )
+  return _with_decay([step], weight_decay, schedule, decays)
 
 
 def _with_decay(

@@ -98,7 +98,7 @@ PARAMS = {
 }
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "muon", "sgd"])
 def test_optimizers_with_zero_gradient_shrink_decayed_parameters_only(name):
   tx, _ = optimizers.build(
     {"name": name, "weight_decay": 0.1},
@@ -147,7 +147,7 @@ def test_clipping_by_value_and_by_norm():
 @pytest.mark.parametrize(
   ("optimizer", "schedule", "message"),
   [
-    ({"name": "adan"}, {}, "optimizer.*'adan'.*adam, adamw, sgd"),
+    ({"name": "adan"}, {}, "optimizer.*'adan'.*adam, adamw, muon, sgd"),
     ({"name": "adam", "beta": 1}, {}, "optimizer.*'adam'.*'beta'"),
     ({"name": "sgd"}, {"name": "step"}, "schedule.*'step'.*constant, cosine"),
     ({"name": "sgd"}, {"warmup": 3}, "schedule.*'constant'.*'warmup'"),
@@ -222,7 +222,7 @@ def test_layer_decay_keeps_matrices_orthogonal():
   assert np.abs(q - jnp.eye(3)).max() > 0.01
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "sgd"])
 def test_frozen_parts_stay_bit_for_bit(optimizer):
   params = parts()
   # Slightly off: reorthogonalisation would move it.
