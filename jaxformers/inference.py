@@ -652,6 +652,7 @@ class TrainedModel:
     inputs: Any = None,
     *,
     states: Any = None,
+    mask: Any = None,
     layer: int | None = None,
     policy: str = "all",
     batch_size: int = 32,
@@ -666,8 +667,10 @@ class TrainedModel:
 
     Args:
       inputs: Texts or arrays; None if states are given.
-      states: Output of a layer for b sequences without padding, float
-        [b, n, d], as `hidden_states` returns it. It may be noisy.
+      states: Output of a layer for b sequences, float [b, n, d], as
+        `hidden_states` returns it. It may be noisy.
+      mask: Mask of the tokens of the states, bool [b, n], as `hidden_states`
+        returns it: tokens come first in each row. None for no padding.
       layer: Number of the layer, from 1, or 0 for the embedded tokens. None for
         the last layer.
       policy: Candidates of a token, "all" or "gradient"; see `sipit.recover`.
@@ -688,9 +691,12 @@ class TrainedModel:
     """
     if (inputs is None) == (states is None):
       raise UserError("Give either inputs or states.")
+    if states is None and mask is not None:
+      raise UserError("mask= belongs to states=, but inputs have their own.")
+    _RANGES["batch_size"].check("batch_size", batch_size)
     is_whole = states is None and layer is None and policy == "all"
     if not is_whole or layers_of(self.model.stacks()["encoder"]) is None:
-      return self._search(inputs, states, layer, policy, batch_size)
+      return self._search(inputs, states, mask, layer, policy, batch_size)
     x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     # A [CLS] token in front is not part of the inputs.
@@ -728,12 +734,13 @@ class TrainedModel:
     self,
     inputs: Any,
     states: Any,
+    mask: Any,
     layer: int | None,
     policy: str,
     batch_size: int,
   ) -> Inversion:
     """Finds tokens one after the other; see `invert`."""
-    ids = mask = None
+    ids = None
     if states is None:
       x, padded, size = self._read(inputs, batch_size)
       ids, mask, states = sipit.find_states(

@@ -234,6 +234,14 @@ def test_load_reads_a_gpt2_of_hugging_face(tmp_path):
   assert hidden.shape == (3, 2, 3, 12)
   assert model.invert(texts).texts == tuple(texts)
   assert model.invert(states=hidden[1, :1], layer=1).texts == (texts[0],)
+  # States of texts of unequal lengths need the mask.
+  both = model.hidden_states(texts)
+  back = model.invert(states=both.states[-1], mask=both.mask)
+  assert back.texts == tuple(texts)
+  with pytest.raises(ValueError, match="mask= belongs to states="):
+    model.invert(texts, mask=both.mask)
+  with pytest.raises(ValueError, match="batch_size=0"):
+    model.invert(states=both.states[-1], batch_size=0)
   drawn = model.generate(texts, 3, temperature=0)
   assert drawn == model.generate(texts, 3, temperature=0) and len(drawn) == 2
   (next_token, _) = model.predict(texts)
@@ -252,8 +260,15 @@ def test_load_reads_a_gpt2_of_hugging_face(tmp_path):
   # It is saved as any other model.
   again = jf.load(model.save(tmp_path / "saved"))
   np.testing.assert_array_equal(again.outputs(texts), model.outputs(texts))
-  # A tokenizer in another format is not left out silently.
+  # A closing token is no part of a decoded text.
+  assert model.decode(model.encode(["a<|endoftext|>"])) == ["a"]
+  # Ids of published weights are moved up by one, and not those of <pad> as 0.
   folder = shutil.copytree(GPT2, tmp_path / "gpt2")
+  written = (folder / "tokenizer.json").read_text()
+  (folder / "tokenizer.json").write_text(written.replace('"!":0', '"<pad>":0'))
+  with pytest.raises(ValueError, match="id 0 for <pad>.*rename"):
+    jf.load(folder)
+  # A tokenizer in another format is not left out silently.
   (folder / "tokenizer.json").rename(folder / "vocab.json")
   with pytest.raises(ValueError, match=r"merges\.txt.*tokenizer\.json"):
     jf.load(folder)

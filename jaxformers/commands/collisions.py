@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.analysis.plotting import plots
@@ -29,6 +30,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import TrainedModel
 from jaxformers.models import sipit
+from jaxformers.models.decode import is_bounded
 
 NUM_EXTENDED = 10  # Prompts that are continued by every token.
 
@@ -126,6 +128,10 @@ def _measure(
   """
   model, params = run.model, run.params
   sipit.check_model(model)
+  # Move tokens to the front, and leave room for one more.
+  ids = np.asarray(model.close_holes(jnp.asarray(ids))[0])
+  if is_bounded(model):
+    ids = ids[:, : model.config.max_len - 1]
   # Leave out copies, and keep the order of the draw.
   _, first = np.unique(ids, axis=0, return_index=True)
   ids = ids[np.sort(first)]

@@ -45,7 +45,8 @@ from jaxformers.models.blocks.invertible import layers_of
     dest="file",
     default="",
     metavar="FILE",
-    help="states [b, n, d] of other sequences, as np.save writes them",
+    help="states [b, n, d] of other sequences, as np.save writes them, or "
+    "states and mask [b, n] by np.savez",
   ),
 )
 def main(
@@ -64,7 +65,7 @@ def main(
   place = None if layer == -1 else layer
   is_whole = place is None and not noise and policy == "all"
   if file:
-    _print_tokens(run, file, place, policy)
+    _print_tokens(run, file, place, noise, policy)
     return
   if not is_whole or layers_of(run.model.stacks()["encoder"]) is None:
     drawn = run.sample(samples, length, split)
@@ -117,13 +118,11 @@ def _search(
   """
   model, params = run.model, run.params
   ids, mask, hidden = sipit.find_states(model, params, ids, layer)
-  drawn = np.random.default_rng(0).normal(size=hidden.shape)
-  drawn *= noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
   began = time.perf_counter()
   tokens = sipit.recover(
     model,
     params,
-    hidden + drawn,
+    _noisy(hidden, noise),
     layer=layer,
     mask=mask,
     policy=policy,
@@ -145,23 +144,39 @@ def _search(
   )
 
 
+def _noisy(states: np.ndarray, noise: float) -> np.ndarray:
+  """Returns states [b, n, d] with noise of a Euclidean norm in each."""
+  drawn = np.random.default_rng(0).normal(size=states.shape)
+  drawn *= noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
+  return states + drawn if noise else states
+
+
 def _print_tokens(
-  run: TrainedModel, file: str, layer: int | None, policy: str
+  run: TrainedModel, file: str, layer: int | None, noise: float, policy: str
 ) -> None:
   """Prints the tokens of the states in a file, a sequence a line.
 
   Raises:
-    UserError: for a file that is no array of NumPy.
+    UserError: for a file that has no states.
   """
   try:
-    array = np.load(paths.expand(file), allow_pickle=False)
-  except (OSError, ValueError) as error:
+    content = np.load(paths.expand(file), allow_pickle=False)
+    is_archive = not isinstance(content, np.ndarray)
+    array = content["states"] if is_archive else content
+    mask = content["mask"] if is_archive and "mask" in content else None
+  except (OSError, ValueError, KeyError) as error:
     raise UserError(
-      f"{file} is no array of NumPy ({error}): give states [b, n, d] that "
-      "np.save has written."
+      f"{file} has no states ({error}): give states [b, n, d] that np.save has "
+      "written, or np.savez(FILE, states=..., mask=...)."
     ) from None
   tokens = sipit.recover(
-    run.model, run.params, array, layer=layer, policy=policy, progress=True
+    run.model,
+    run.params,
+    _noisy(array, noise),
+    layer=layer,
+    mask=mask,
+    policy=policy,
+    progress=True,
   )
   for ids, margins in zip(tokens.ids, tokens.margins, strict=True):
     print(f"margin {np.nanmin(margins):.3g}: {run.inputs.decode(ids)}")

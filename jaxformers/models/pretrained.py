@@ -639,6 +639,7 @@ def load(
   if options.get("objective") == "language_model":
     if changes.get("objective") not in (None, "language_model"):
       del options["head"]  # Options of language models.
+      options["mixer"]["causal"] = True  # Language models have it always.
     elif not has_head:
       raise UserError(
         f"num_classes={changes['num_classes']}: {folder} has a language model, "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -91,7 +92,8 @@ def find_states(
     batch_size: number of prompts that are read together.
 
   Raises:
-    UserError: for a model or a layer that `recover` refuses.
+    UserError: for a model or a layer that `recover` refuses, and for a
+      classifier's prompt with padding before a token.
   """
   check_model(model)
   check_layer(model, layer)
@@ -103,6 +105,10 @@ def find_states(
     parts.append(np.asarray(hidden[-1 if layer is None else layer]))
   # Models of next tokens move tokens to the front, before padding.
   moved = np.asarray(model.close_holes(jnp.asarray(ids))[0])
+  if ((moved[:, :-1] == 0) & (moved[:, 1:] > 0)).any():
+    raise UserError(
+      "A prompt has padding (id 0) before a token: give its tokens first."
+    )
   return States(moved, moved > 0, np.concatenate(parts)[: len(ids)])
 
 
@@ -287,6 +293,8 @@ def noise_radii(model: Model, params: Any) -> list[float]:
   has_norm = model.config.embedding.get("norm_epsilon")
   if layers is None or not model.config.is_causal or table is None or has_norm:
     return []
+  if len(table) < 3:
+    return []
   variables = make_variables(model, params)
   # Row 0 is padding.
   radii = [float(nearest(np.asarray(table)[1:], 1).distances[0]) / 2]
@@ -304,7 +312,8 @@ def noise_radii(model: Model, params: Any) -> list[float]:
 def check_layer(model: Model, layer: int | None) -> None:
   """Raises UserError for a layer that the model does not have."""
   count = model.config.num_layers
-  if layer is not None and not 0 <= layer <= count:
+  is_number = isinstance(layer, numbers.Integral) and layer is not True
+  if layer is not None and not (is_number and 0 <= layer <= count):
     raise UserError(f"layer={layer}: choose one of 0 to {count}.")
 
 
@@ -315,7 +324,8 @@ def check_model(model: Model) -> None:
     raise UserError(
       f"The model {config.name!r} reads later tokens, so that its states are "
       "not inverted token by token: choose a causal model, such as a language "
-      "model, or one with injective layers, which have an inverse."
+      "model. Injective layers have an inverse of their own, which needs the "
+      "inputs, the last layer and no choice of candidates."
     )
   is_read = config.vocab_size and config.num_inputs == 1
   if config.variant.mixer not in names_with_step() or not is_read:
@@ -334,7 +344,13 @@ def _check(
   choose("policy", policy, POLICIES)
   check_model(model)
   check_layer(model, layer)
-  states = np.asarray(states, np.float32)
+  states = np.asarray(states)
+  if states.dtype.kind not in "iuf" and states.dtype != jnp.bfloat16:
+    raise UserError(
+      f"states of the type {states.dtype}: give one array of real numbers, "
+      "such as float32."
+    )
+  states = states.astype(np.float32)
   mask = np.ones(states.shape[:2]) if mask is None else np.asarray(mask)
   mask = mask.astype(bool)
   is_shaped = states.ndim == 3 and states.shape[2] == config.d_model
@@ -454,8 +470,11 @@ def _recover(
         jnp.take_along_axis(x, order, 0) for x in (distances, kept)
       ), None
 
+    # Padding after the last token of all prompts needs no search.
     empty = (jnp.full((2, b), jnp.inf), jnp.zeros((2, b), jnp.int32))
-    (distances, kept), _ = jax.lax.scan(chunk, empty, ids)
+    distances, kept = jax.lax.cond(
+      is_token.any(), lambda: jax.lax.scan(chunk, empty, ids)[0], lambda: empty
+    )
     chosen = jnp.where(is_token, kept[0], 0)
     _, cache = read_token(model, variables, cache, chosen)
     least, second = distances

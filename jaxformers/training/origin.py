@@ -116,6 +116,8 @@ def read_fields(folder: Path) -> dict[str, Any]:
     fields["task.vocab_size"] = vocab_size
     kinds = (vocabularies.TOKENIZER,) if is_language else vocabularies.FILES
     if vocabulary := vocabularies.find(folder, kinds):
+      if is_language:
+        vocabularies.require_unpadded(folder)
       fields["task.vocabulary"] = str(vocabulary)
     return configs.plain(fields)
   # Collect the options of a task of images.

@@ -125,6 +125,7 @@ def read_published(folder: Path) -> Weights:
   # Name ids that the tokenizer does not have by their numbers.
   tokenizer, tokens = None, ["<pad>"]
   if (folder / vocabularies.TOKENIZER).is_file():
+    vocabularies.require_unpadded(folder)
     loaded = vocabularies.read_byte_pairs(folder)
     tokenizer, tokens = json.loads(loaded.to_str()), vocabularies.tokens(loaded)
   if len(tokens) > sizes["vocab_size"]:

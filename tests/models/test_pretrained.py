@@ -125,7 +125,15 @@ def test_load_makes_a_classifier_of_gpt2_only_on_request():
     pretrained.load(HERE / "gpt2", num_classes=3)
   changes = {"objective": "classification", "num_classes": 3}
   model, params = pretrained.load(HERE / "gpt2", **changes)
-  assert logits(model, params, INPUTS["gpt2"]).shape[1:] == (3,)
+  x = INPUTS["gpt2"][:1]
+  assert logits(model, params, x).shape == (1, 3)
+  # Its weights are of a causal model, and its states are those of GPT-2.
+  language = pretrained.load(HERE / "gpt2")
+  got, want = (
+    capture(model, {"params": params}, x).hidden[-1]
+    for model, params in ((model, params), language)
+  )
+  np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

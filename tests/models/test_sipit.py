@@ -111,6 +111,21 @@ def test_prompts_of_unequal_lengths():
   given[1, 4:] = np.nan  # States at padding are not read.
   found = sipit.recover(model, params, given, mask=mask)
   np.testing.assert_array_equal(found.ids, ids)
+  # Padding after all tokens does not change the result.
+  longer = np.pad(given, ((0, 0), (0, 3), (0, 0)))
+  padded = sipit.recover(
+    model, params, longer, mask=np.pad(mask, ((0, 0), (0, 3)))
+  )
+  np.testing.assert_array_equal(padded.ids[:, :-3], ids)
+  assert not padded.ids[:, -3:].any()
+  assert np.isnan(padded.margins[:, -3:]).all()
+
+
+def test_prompts_of_a_classifier_have_no_holes():
+  sizes = {"vocab_size": V, "max_len": 12, "d_model": 16, "num_layers": 1}
+  model = models.build("lru", num_classes=2, mixer={"causal": True}, **sizes)
+  with pytest.raises(UserError, match="padding .id 0. before a token"):
+    sipit.find_states(model, start(model), np.array([[3, 0, 5, 7]]))
 
 
 def test_equal_embeddings_are_reported_as_a_collision():
@@ -188,6 +203,10 @@ def test_half_precision_is_searched_in_float32():
   ("options", "text"),
   [
     ({"layer": 3}, "layer=3: choose one of 0 to 2"),
+    ({"layer": 1.0}, "layer=1.0: choose one of 0 to 2"),
+    ({"layer": True}, "layer=True: choose one of 0 to 2"),
+    ({"states": np.full((1, 4, 16), "a")}, "type <U1"),
+    ({"states": np.zeros((1, 4, 16), np.complex64)}, "type complex64"),
     ({"policy": "random"}, "'random'.*all, gradient"),
     ({"policy": "gradient", "num_candidates": 0}, "num_candidates=0"),
     ({"states": np.full((1, 4, 16), 1e30)}, "too far from the states"),

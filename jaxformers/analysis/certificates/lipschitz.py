@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from jaxformers.analysis.certificates import attention
 from jaxformers.analysis.certificates.ascent import adversarial
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model, in_float32
@@ -247,7 +248,8 @@ def measure_encoder(
 
   Returns:
     `guaranteed`: certificates of the `layers`, of `all` layers together (None
-    if a layer has none), and what the certificate `says`. `measured`: result of
+    if a layer has none), and what the certificate `says`; without one, the
+    result of `attention.certify` as `attention`. `measured`: result of
     `measure_factors`. `adversarial`: result of `ascent.adversarial`.
   """
   batches = np.split(ids, range(batch_size, len(ids), batch_size))
@@ -269,8 +271,14 @@ def measure_encoder(
   # Search for pairs whose factors come near the bounds.
   first = jnp.asarray(batches[0])
   extremes = adversarial(model, params, first, steps=steps, seed=seed)
-  sentences = _explain(model, total)
-  guarantee = {"layers": rows, "all": total, "says": sentences}
+  guarantee: dict[str, Any] = {"layers": rows, "all": total}
+  if total is None:
+    n = ids.shape[-1]
+    guarantee["attention"] = attention.certify(model, params, n)
+    sentences = _explain_attention(guarantee["attention"], n)
+  else:
+    sentences = _explain(model, total)
+  guarantee["says"] = sentences
   return {
     "guaranteed": guarantee,
     "measured": measured,
@@ -278,10 +286,29 @@ def measure_encoder(
   }
 
 
-def _explain(model: Model, total: dict[str, Interval] | None) -> list[str]:
+def _explain_attention(found: dict[str, Any], n: int) -> list[str]:
+  """Returns sentences that explain the result of `attention.certify`."""
+  if found["missing"]:
+    return [
+      f"This encoder has no certificate ({found['missing']}): all numbers are "
+      "measured."
+    ]
+  tokens, frobenius = (found["log10"][kind] for kind in attention.KINDS)
+  sentences = [
+    "Two sequences: the greatest distance of two tokens grows by a factor of "
+    f"at most 10^{tokens:.1f}, for any number of tokens; the Frobenius norm "
+    f"by at most 10^{frobenius:.1f}, for {n} tokens. No lower bound is known."
+  ]
+  if found["norm"]:
+    sentences.append(
+      "The bound is vacuous: a norm of tokens alone multiplies a small "
+      f"distance by up to {found['norm']:.0f}, where all channels are equal."
+    )
+  return sentences
+
+
+def _explain(model: Model, total: dict[str, Interval]) -> list[str]:
   """Returns sentences that explain the certificate `total` of the encoder."""
-  if total is None:
-    return ["This encoder has no certificate: all numbers are measured."]
   layers = layers_in_float32(model)
   # Endings of the sentence about a lower bound of 0.
   vacuous = {

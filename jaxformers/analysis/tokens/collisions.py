@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model, in_float32, sipit
 from jaxformers.models.capture import batches, capture
 from jaxformers.models.decode import is_bounded
@@ -66,8 +67,18 @@ def continuations(
 
   Returns:
     float32 [b, vocab_size - 1, d], for the tokens from 1 on.
+
+  Raises:
+    UserError: for prompts that are too long to be continued, and for a model
+      that `sipit.recover` refuses.
   """
   sipit.check_model(model)
+  longest = model.config.max_len
+  if is_bounded(model) and ids.shape[1] >= longest:
+    raise UserError(
+      f"Prompts of {ids.shape[1]} tokens have no continuation, because the "
+      f"model reads at most max_len={longest}: give shorter prompts."
+    )
   encoder = EncoderModel(in_float32(model).config)
   variables = make_variables(model, params)
   return np.asarray(_continue(encoder, layer, variables, jnp.asarray(ids)))

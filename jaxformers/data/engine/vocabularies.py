@@ -133,6 +133,22 @@ def read_byte_pairs(path: Path) -> tokenizers.Tokenizer:
   return tokenizer
 
 
+def require_unpadded(folder: Path) -> None:
+  """Raises UserError if the tokenizer of published weights has <pad> as id 0.
+
+  Ids of published weights are moved up by one, those of such a file are not.
+
+  Args:
+    folder: folder with a tokenizer.json of byte pairs.
+  """
+  ids = _parse(folder / TOKENIZER, _read_json(folder / TOKENIZER, "BPE"))
+  if ids.token_to_id(PAD) == 0:
+    raise UserError(
+      f"{folder / TOKENIZER} has the id 0 for {PAD}, which is not supported in "
+      "a folder of published weights: rename this token in the file."
+    )
+
+
 def find(folder: Path, names: Sequence[str] = FILES) -> Path | None:
   """Returns the path of the first file in a folder, or None.
 

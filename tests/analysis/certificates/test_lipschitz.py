@@ -162,8 +162,21 @@ def test_report_of_uncertified_encoder_has_measured_factors_only():
   model, params = build("local", block_size=3, num_heads=2)
   content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=2)
   assert content["guaranteed"]["all"] is None
-  assert "has no certificate" in lipschitz.factor_table(content)
+  assert "has no certificate (only softmax" in lipschitz.factor_table(content)
   assert len(content["measured"]["factors"]) == 3
+
+
+@pytest.mark.slow
+def test_report_of_a_transformer_has_powers_of_ten():
+  model, params = build("transformer", num_heads=2)
+  content = lipschitz.measure_encoder(model, params, np.asarray(IDS), steps=2)
+  logs = content["guaranteed"]["attention"]["log10"]
+  assert 0 < logs["tokens"] < logs["frobenius"]
+  table = lipschitz.factor_table(content)
+  assert f"at most 10^{logs['tokens']:.1f}, for any number of tokens" in table
+  assert "vacuous" in table and "by up to 316" in table
+  # No pair that is found grows by more.
+  assert content["adversarial"]["sequences"][1] < 10 ** logs["frobenius"]
 
 
 @pytest.mark.slow

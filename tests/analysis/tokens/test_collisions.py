@@ -33,6 +33,9 @@ def test_continuations_equal_the_whole(name):
       whole = np.concatenate([ids, [[token]] * 2], 1)
       want = states(model, params, whole, layer)[:, -1]
       np.testing.assert_allclose(found[:, token - 1], want, atol=5e-6)
+  if name == "transformer":
+    with pytest.raises(UserError, match="12 tokens.*max_len=12"):
+      collisions.continuations(model, params, prompts(2, 12), 1)
   radius = sipit.noise_radius(model, params)
   assert (radius is None) == (name == "transformer")
   if radius:

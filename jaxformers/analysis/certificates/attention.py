@@ -1,0 +1,339 @@
+"""Certified Lipschitz constants of Transformers with softmax attention.
+
+Softmax attention has no Lipschitz constant for all inputs, but it has one for
+tokens of bounded norms, which a LayerNorm before it guarantees. Distances of
+two sequences X and Y of one mask are measured as the greatest distance of two
+tokens, max_i |x_i - y_i|, or as the Frobenius norm of X - Y. Constants of
+different norms are never multiplied. docs/theory.md, section 15, has the
+proofs.
+
+Bounds of this kind are due to Castin, Ablin and Peyré 2024, "How Smooth Is
+Attention?", https://arxiv.org/abs/2312.14820, theorem 3.3. Those here are
+smaller, and count biases, heads and rotary positions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxformers.models import Model
+from jaxformers.models.activations import SLOPES
+from jaxformers.models.blocks.two_branches import TwoBranches
+from jaxformers.models.bounds import token_table
+
+KINDS = ("tokens", "frobenius")
+Bound = Callable[[float], float]  # Function of the greatest norm of a token.
+
+
+class Heads(NamedTuple):
+  """Weights of the heads of softmax attention, float64.
+
+  Attributes:
+    query, key, value: kernels, [d, h, e].
+    biases: their biases, [3, h, e].
+    out: kernel of the output projection, [h, e, d].
+    out_bias: its bias, [d].
+    rotary: True for rotary positions.
+  """
+
+  query: np.ndarray
+  key: np.ndarray
+  value: np.ndarray
+  biases: np.ndarray
+  out: np.ndarray
+  out_bias: np.ndarray
+  rotary: bool = False
+
+  @classmethod
+  def of(cls, weights: Mapping[str, Any], options: Mapping[str, Any]) -> Heads:
+    """Returns the weights of a mixer.
+
+    Args:
+      weights: parameters of a mixer `softmax`.
+      options: options of the mixer.
+    """
+    is_shared = options.get("symmetric", False)
+    names = ["key" if is_shared else "query", "key", "value"]
+    query, key, value = (exact(weights[name]["kernel"]) for name in names)
+    blank = np.zeros(query.shape[1:])
+    biases = np.stack([exact(weights[k].get("bias", blank)) for k in names])
+    out = exact(weights["out"]["kernel"])
+    bias = exact(weights["out"].get("bias", np.zeros(out.shape[-1])))
+    rotary = bool(options.get("rotary", False))
+    return cls(query, key, value, biases, out, bias, rotary)
+
+  def slopes(self, radius: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns bounds on how scores change with keys and with queries, [h].
+
+    They bound R |d score / d x_j| over keys j, and R times the part of
+    |d score / d x_i| that differs between keys.
+
+    Args:
+      radius: greatest norm R of a token.
+    """
+    scale = self.query.shape[2] ** -0.5
+    query, key = (np.moveaxis(k, 1, 0) for k in (self.query, self.key))
+    query_bias, key_bias = self.biases[:2]
+    if self.rotary:
+      # The rotation between the two matrices depends on the two positions.
+      both = norms(query) * norms(key)
+      to_key = np.linalg.norm(query_bias, axis=1) * norms(key)
+      to_query = np.linalg.norm(key_bias, axis=1) * norms(query)
+    else:
+      both = norms(query @ np.swapaxes(key, 1, 2))
+      to_key = np.linalg.norm(np.einsum("hde,he->hd", key, query_bias), axis=1)
+      # A key's bias adds the same number to all scores of a query.
+      to_query = np.zeros_like(to_key)
+    slopes = (both * radius + bias for bias in (to_key, to_query))
+    by_key, by_query = (scale * radius * slope for slope in slopes)
+    return by_key, by_query
+
+  def combine(self, constants: np.ndarray) -> float:
+    """Returns the constant of all heads, from constants of means of tokens."""
+    value = norms(np.moveaxis(self.value, 1, 0))
+    out = self.out.reshape(-1, self.out.shape[-1])
+    total = np.linalg.norm(value * constants)
+    return float(np.linalg.norm(out, 2) * total)
+
+  def token_constant(self, radius: float) -> float:
+    """Returns the Lipschitz constant for the greatest distance of two tokens.
+
+    It is true for any number of tokens and any mask, causal or not.
+
+    Args:
+      radius: greatest norm of a token.
+    """
+    by_key, by_query = self.slopes(radius)
+    return self.combine(1 + by_key + by_query)
+
+  def frobenius_constant(self, radius: float, n: int) -> float:
+    """Returns the Lipschitz constant for the Frobenius norm.
+
+    Args:
+      radius: greatest norm of a token.
+      n: greatest number of tokens.
+    """
+    by_key, by_query = self.slopes(radius)
+    return self.combine(n**0.5 * (1 + by_key) + by_query)
+
+  def reach(self, radius: float) -> float:
+    """Returns the greatest norm of an output token."""
+    value = norms(np.moveaxis(self.value, 1, 0)) * radius
+    value += np.linalg.norm(self.biases[2], axis=1)
+    out = self.out.reshape(-1, self.out.shape[-1])
+    size = np.linalg.norm(out, 2) * np.linalg.norm(value)
+    return float(size + np.linalg.norm(self.out_bias))
+
+
+def exact(array: Any) -> np.ndarray:
+  """Returns an array of NumPy in float64."""
+  return np.asarray(array, np.float64)
+
+
+def norms(matrices: np.ndarray) -> Any:
+  """Returns the spectral norms of matrices [..., m, n] -> [...]."""
+  return np.linalg.norm(matrices, 2, axis=(-2, -1))
+
+
+class Norm(NamedTuple):
+  """Bounds of a normalisation of tokens.
+
+  Attributes:
+    constant: Lipschitz constant.
+    reach: greatest norm of an output token.
+  """
+
+  constant: float
+  reach: float
+
+
+def read_norm(weights: Mapping[str, Any], epsilon: float) -> Norm:
+  """Returns the bounds of a LayerNorm or an RMSNorm.
+
+  A token z = (x - mean) / sqrt(variance + epsilon) has at most the norm
+  sqrt(d), and its derivative at most the norm 1 / sqrt(epsilon), which it has
+  where all channels of x are equal.
+
+  Args:
+    weights: parameters of the norm.
+    epsilon: number that is added to the variance.
+  """
+  scale = np.abs(exact(weights["scale"]))
+  greatest, bias = float(scale.max()), exact(weights.get("bias", 0.0))
+  reach = greatest * scale.size**0.5 + float(np.linalg.norm(bias))
+  return Norm(greatest / epsilon**0.5, reach)
+
+
+class Mlp(NamedTuple):
+  """Bounds of a feed-forward W2 f(W1 x + b1) + b2, where f(0) = 0.
+
+  Attributes:
+    first, second: spectral norms of W1 and W2.
+    biases: norms of b1 and b2.
+    slope: Lipschitz constant of f.
+  """
+
+  first: float
+  second: float
+  biases: tuple[float, float]
+  slope: float
+
+  @classmethod
+  def of(cls, weights: Mapping[str, Any], block: Any) -> Mlp:
+    """Returns the bounds of the feed-forward of a layer."""
+    parts = [weights[name] for name in ("up", "down")]
+    first, second = (float(norms(exact(p["kernel"]))) for p in parts)
+    inner, outer = (float(np.linalg.norm(exact(p["bias"]))) for p in parts)
+    return cls(first, second, (inner, outer), SLOPES[block.activation])
+
+  def constant(self, radius: float) -> float:
+    """Returns the Lipschitz constant, which no radius changes."""
+    del radius
+    return self.second * self.slope * self.first
+
+  def reach(self, radius: float) -> float:
+    """Returns the greatest norm of an output for inputs up to a norm."""
+    inner = self.slope * (self.first * radius + self.biases[0])
+    return self.second * inner + self.biases[1]
+
+
+def mixer_options(model: Model) -> dict[str, Any]:
+  """Returns the options of a model's mixer."""
+  return {**model.config.mixer_options(), **model.config.variant.fixed}
+
+
+def missing(model: Model) -> str:
+  """Returns why a model has no constant here; "" if it has one."""
+  config = model.config
+  block = model.stacks()["encoder"]
+  options = mixer_options(model)
+  if config.variant.mixer != "softmax" or not isinstance(block, TwoBranches):
+    return "only softmax attention in a block of two branches has one"
+  if getattr(block, "norm_type", "layer") not in ("layer", "rms"):
+    return f"norm_type={block.norm_type} has none"
+  for name in ("orthogonal", "orthogonal_output", "fidelity", "feat_scale"):
+    if options.get(name) or options.get(f"learn_{name}"):
+      return f"the option {name} of attention is not considered"
+  if block.orthogonal:
+    return "the option orthogonal of the block is not considered"
+  return ""
+
+
+def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
+  """Returns the certified constants of an encoder with softmax attention.
+
+  Args:
+    model, params: model and parameters from `models.build`.
+    n: greatest number of tokens, for the Frobenius norm.
+
+  Returns:
+    `missing`: why there is no constant, or "". Otherwise also `layers`, with
+    the greatest norm (`radius`) of the tokens that attention reads, and the
+    factor of the layer for `tokens` and `frobenius`; and `log10`, the decimal
+    logarithms of the constants of the whole encoder, after the embedding; and
+    `norm`, the greatest constant of a norm of tokens, 0 without norms.
+  """
+  if reason := missing(model):
+    return {"missing": reason}
+  encoder = jax.device_get(params["encoder"])
+  block: Any = model.stacks()["encoder"]
+  options = mixer_options(model)
+  size = _embedded(model, encoder["embedding"])
+  has_norms = "norm_mixer" in encoder["layer_0"]
+  is_first = has_norms and getattr(block, "norm_first", True)
+  if not is_first and not math.isfinite(size):
+    return {"missing": "the tokens that it reads have no greatest norm"}
+  layers, greatest = [], 0.0
+  logs = dict.fromkeys(KINDS, 0.0)
+  for i in range(model.config.num_layers):
+    weights = encoder[f"layer_{i}"]
+    heads, mlp = Heads.of(weights["mixer"], options), Mlp.of(weights, block)
+    by_kind: dict[str, Bound] = {
+      "tokens": heads.token_constant,
+      "frobenius": functools.partial(heads.frobenius_constant, n=n),
+    }
+    branch = functools.partial(_branch, block, weights)
+    row: dict[str, float] = {}
+    for kind, constant in by_kind.items():
+      first = branch("norm_mixer", size, constant, heads.reach)
+      second = branch("norm_mlp", first.size, mlp.constant, mlp.reach)
+      row |= {"radius": first.radius, kind: first.factor * second.factor}
+      greatest = max(greatest, first.norm, second.norm)
+      logs[kind] += math.log10(row[kind])
+    size = second.size
+    layers.append(row)
+  if block.final_norm:
+    last = read_norm(encoder["norm"], block.norm_epsilon).constant
+    logs = {kind: value + math.log10(last) for kind, value in logs.items()}
+  return {"missing": "", "layers": layers, "log10": logs, "norm": greatest}
+
+
+class Branch(NamedTuple):
+  """Bounds of a branch f of a layer, with its residual and its norm.
+
+  Attributes:
+    factor: Lipschitz constant of all three.
+    radius: greatest norm of an input of f.
+    size: greatest norm of an output.
+    norm: Lipschitz constant of the norm; 0 without one.
+  """
+
+  factor: float
+  radius: float
+  size: float
+  norm: float = 0.0
+
+
+def _branch(
+  block: Any,
+  weights: Mapping[str, Any],
+  name: str,
+  size: float,
+  constant: Bound,
+  reach: Bound,
+) -> Branch:
+  """Returns the bounds of x + r f(norm x), or of norm(x + r f(x)).
+
+  Args:
+    block: block of the layer.
+    weights: parameters of the layer.
+    name: name of the branch's norm.
+    size: greatest norm of a token before the branch.
+    constant, reach: Lipschitz constant of the branch, and the greatest norm of
+      its outputs, for a greatest norm of its inputs.
+  """
+  share = abs(float(weights.get("residual", 1.0)))
+  norm = None
+  if name in weights:
+    norm = read_norm(weights[name], block.norm_epsilon)
+  if norm and getattr(block, "norm_first", True):
+    slope = norm.constant * constant(norm.reach)
+    after = size + share * reach(norm.reach)
+    return Branch(1 + share * slope, norm.reach, after, norm.constant)
+  factor, after = 1 + share * constant(size), size + share * reach(size)
+  if norm:
+    total = norm.constant * factor
+    return Branch(total, size, norm.reach, norm.constant)
+  return Branch(factor, size, after)
+
+
+def _embedded(model: Model, embedding: Mapping[str, Any]) -> float:
+  """Returns the greatest norm of an embedded token; infinity if unknown."""
+  epsilon = model.config.embedding.get("norm_epsilon")
+  if epsilon:
+    return read_norm(embedding["norm"], epsilon).reach
+  table = token_table(model, {"encoder": {"embedding": embedding}})
+  positions = model.config.positions
+  if table is None or positions not in ("none", "learned"):
+    return math.inf
+  size = float(np.linalg.norm(exact(table), axis=-1).max())
+  if positions == "none":
+    return size
+  added = np.linalg.norm(exact(embedding["positions"]), axis=-1).max()
+  return size + float(added)

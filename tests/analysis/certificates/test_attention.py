@@ -1,0 +1,196 @@
+"""Lipschitz constants of softmax attention, against Jacobians."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformers import models
+from jaxformers.analysis.certificates import attention
+from jaxformers.models.capture import capture
+from jaxformers.models.rotary import rotate
+from jaxformers.models.variables import make_variables
+from tests import initial
+from tests.marks import slow_except
+
+D, H, E = 4, 2, 3
+
+
+def draw(seed, scale, rotary=False):
+  """Returns random heads whose queries and keys have a scale."""
+  rng = np.random.default_rng(seed)
+  query, key = scale * rng.normal(size=(2, D, H, E + rotary))
+  value, out = rng.normal(size=(D, H, E)), rng.normal(size=(H, E, D))
+  if rotary:
+    value = np.pad(value, ((0, 0), (0, 0), (0, 1)))
+    out = np.pad(out, ((0, 0), (0, 1), (0, 0)))
+  biases = rng.normal(size=(3, H, E + rotary))
+  return attention.Heads(query, key, value, biases, out, np.ones(D), rotary)
+
+
+def apply(heads, x, causal):
+  """Attends to tokens [n, d], by definition."""
+  q, k, v = (
+    jnp.einsum("nd,dhe->hne", x, kernel) + bias[:, None]
+    for kernel, bias in zip(heads[:3], heads.biases, strict=True)
+  )
+  if heads.rotary:
+    places = jnp.arange(len(x))[None]
+    q, k = (rotate(a[None], places)[0] for a in (q, k))
+  scores = jnp.einsum("hne,hme->hnm", q, k) * heads.query.shape[2] ** -0.5
+  seen = jnp.tril(jnp.ones((len(x), len(x)), bool)) if causal else True
+  weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1)
+  y = jnp.einsum("hnm,hme->hne", weights, v)
+  return jnp.einsum("hne,hed->nd", y, heads.out) + heads.out_bias
+
+
+def factors(function, x):
+  """Returns factors that distances of tokens and of sequences really grow by.
+
+  They belong to the derivative at x, and are found by power iteration.
+  """
+  jacobian = np.asarray(jax.jacrev(function)(jnp.asarray(x)), np.float64)
+  n, d = x.shape
+  greatest = 0.0
+  for block in jacobian:  # [d, n, d], of one output token.
+    step = np.random.default_rng(0).normal(size=(n, d))
+    for _ in range(30):
+      step /= np.linalg.norm(step, axis=1, keepdims=True) + 1e-30
+      output = np.einsum("end,nd->e", block, step)
+      step = np.einsum("end,e->nd", block, output)
+    greatest = max(greatest, float(np.linalg.norm(output)))
+  return greatest, float(np.linalg.norm(jacobian.reshape(n * d, n * d), 2))
+
+
+def inputs(heads, n, radius, seed):
+  """Yields tokens of a norm: random ones, and those of Castin et al.'s code."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(n, D))
+  yield radius * x / np.linalg.norm(x, axis=1, keepdims=True)
+  both = heads.query[:, 0] @ heads.key[:, 0].T
+  values, vectors = np.linalg.eig(both)
+  u = np.real(vectors[:, np.real(values).argmax()])
+  u *= radius / max(np.linalg.norm(u), 1e-9)
+  yield np.stack([u, *[u / 2] * (n - 1)])
+  u = np.real(vectors[:, np.real(values).argmin()])
+  u *= radius / max(np.linalg.norm(u), 1e-9)
+  yield np.stack([-u, *[u] * (n - 1)])
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("count", slow_except([6], [6, 60]))
+def test_no_derivative_of_attention_is_above_the_constants(count, rotary):
+  ratios = []
+  for seed in range(count):
+    heads = draw(seed, [0.1, 0.5, 2.0][seed % 3], rotary)
+    n, radius = 2 + seed % 4, [0.3, 1.0, 3.0][seed % 3]
+    for x in inputs(heads, n, radius, seed):
+      function = functools.partial(apply, heads, causal=bool(seed % 2))
+      tokens, frobenius = factors(function, x)
+      ratios.append(
+        (
+          tokens / heads.token_constant(radius),
+          frobenius / heads.frobenius_constant(radius, n),
+        )
+      )
+      output = np.linalg.norm(function(jnp.asarray(x)), axis=1).max()
+      assert output <= heads.reach(radius) * (1 + 1e-5)
+  greatest = np.max(ratios, 0)
+  assert (greatest <= 1 + 1e-4).all(), greatest
+
+
+def test_constants_are_attained_by_one_head():
+  """Scores between tokens R u and -R u: the constants lose little."""
+  eye = np.eye(D)[:, None]
+  blank = np.zeros((3, 1, D))
+  heads = attention.Heads(
+    -eye, eye, eye, blank, np.swapaxes(eye, 0, 1), blank[0, 0]
+  )
+  radius, best = 2.0, 0.0
+  u = np.eye(D)[0]
+  for share in np.linspace(0.05, 1, 40):
+    x = radius * np.stack([u, -share * u])
+    tokens, _ = factors(functools.partial(apply, heads, causal=False), x)
+    best = max(best, tokens / heads.token_constant(radius))
+  # With one token, attention is the map of the value and the output.
+  one, _ = factors(
+    functools.partial(apply, heads, causal=True), radius * u[None]
+  )
+  assert one == pytest.approx(1)
+  assert 0.25 < best <= 1
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    {"name": "transformer"},
+    {"name": "transformer", "block": {"norm_first": False}},
+    {"name": "symmetric_transformer", "block": {"norm_type": "rms"}},
+    {"name": "transformer_rezero"},
+  ],
+)
+def test_no_derivative_of_an_encoder_is_above_its_constant(options):
+  model = models.build(
+    vocab_size=9,
+    max_len=5,
+    num_classes=2,
+    d_model=4,
+    num_layers=2,
+    positions="learned",
+    **options,
+  )
+  params = initial.params(model, model.example())
+  # Large weights, and residuals that are not 0.
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: x + 0.5 * rng.normal(size=x.shape).astype(np.float32), params
+  )
+  ids = jnp.array([[3, 1, 4, 8, 5]])
+  variables = make_variables(model, params)
+  start = capture(model, variables, ids).hidden[0]
+
+  def last(x):
+    change = {"encoder": {"embedded": x[None] - start}}
+    return capture(model, {**variables, "perturbations": change}, ids).hidden[
+      -1
+    ][0]
+
+  found = attention.certify(model, params, 5)
+  logs = {
+    k: sum(np.log10(row[k]) for row in found["layers"]) for k in attention.KINDS
+  }
+  has_norms = options["name"] != "transformer_rezero"
+  assert (found["norm"] > 300 / 3) == has_norms
+  # Tokens whose channels are nearly equal have the greatest derivatives.
+  flat = jnp.ones((5, 4)) + 1e-4 * rng.normal(size=(5, 4))
+  for x in (start[0], *([flat, start[0] * 0.01] if has_norms else [])):
+    for kind, value in zip(attention.KINDS, factors(last, x), strict=True):
+      assert np.log10(value) <= logs[kind] + 1e-5
+  if model.stacks()["encoder"].final_norm:
+    assert found["log10"]["tokens"] > logs["tokens"]
+
+
+@pytest.mark.parametrize(
+  ("name", "options", "reason"),
+  [
+    ("neutreno", {}, "fidelity"),
+    ("s5", {}, "softmax"),
+    ("transformer_orthogonal", {}, "orthogonal"),
+    ("transformer", {"block": {"norm_type": "scale"}}, "norm_type=scale"),
+    ("transformer_rezero", {"positions": "sinusoid"}, "greatest norm"),
+  ],
+)
+def test_missing_constants_have_a_reason(name, options, reason):
+  model = models.build(
+    name,
+    vocab_size=9,
+    max_len=5,
+    num_classes=2,
+    d_model=4,
+    num_layers=1,
+    **options,
+  )
+  found = attention.certify(model, initial.params(model, model.example()), 5)
+  assert reason in found["missing"] and "log10" not in found
