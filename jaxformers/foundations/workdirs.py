@@ -134,6 +134,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     UserError: if the file is damaged, or if this package did not write it. The
       message names the file, the problem and the remedy.
   """
+  if any(folder.glob("model.safetensors*")):
+    raise UserError(
+      f"{folder} has the weights of another package, and is no run: train one "
+      f"that begins with them, by --config.pretrained={folder}, and give its "
+      "workdir."
+    )
   config = read_verified(folder, "config.json")
   check_config(folder, "config.json", config)
   return config

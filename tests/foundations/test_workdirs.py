@@ -49,6 +49,14 @@ def test_commands_refuse_the_config_of_another_program(
   assert_all(check, zip(COMMANDS))
 
 
+def test_commands_refuse_a_folder_of_published_weights(tmp_path):
+  (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+  (tmp_path / "model.safetensors").write_bytes(b"")
+  command = importlib.import_module(console.COMMANDS["smoothness"])
+  with pytest.raises(SystemExit, match="is no run.*config.pretrained="):
+    command.main([str(tmp_path)])
+
+
 @pytest.mark.parametrize("content", ['{"accuracy": 0.5}', "[1]", "{"])
 @pytest.mark.parametrize("command", [results, published, depth])
 def test_table_commands_refuse_results_of_another_program(

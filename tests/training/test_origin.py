@@ -17,7 +17,7 @@ from PIL import Image
 from jaxformers import config as configs
 from jaxformers import inference, models, tasks
 from jaxformers.commands import export as export_command
-from jaxformers.commands import states
+from jaxformers.commands import smoothness, states
 from jaxformers.data.engine import vocabularies
 from jaxformers.foundations import workdirs
 from jaxformers.models import pretrained
@@ -358,7 +358,7 @@ def test_load_with_takes_the_sizes_of_a_gpt2(tmp_path):
 
 
 @pytest.mark.slow
-def test_trainer_begins_with_a_gpt2(tmp_path):
+def test_trainer_begins_with_a_gpt2(tmp_path, capsys):
   folder = HUGGING_FACE / "gpt2"
   texts = tmp_path / "texts"
   texts.mkdir()
@@ -383,6 +383,9 @@ def test_trainer_begins_with_a_gpt2(tmp_path):
     inference.load(path).outputs(prompts) for path in (tmp_path / "run", folder)
   )
   np.testing.assert_allclose(got, want, atol=1e-4)
+  # The analyses measure GPT-2 as a run that begins with it.
+  smoothness.main([str(tmp_path / "run"), "--samples=4", "--length=8"])
+  assert "cosine" in capsys.readouterr().out
   # Another vocabulary is refused, with the remedy.
   path = tmp_path / "tokenizer.json"
   content = json.loads((folder / "tokenizer.json").read_text())
