@@ -330,7 +330,10 @@ def _embedded(model: Model, embedding: Mapping[str, Any]) -> float:
     return read_norm(embedding["norm"], epsilon).reach
   table = token_table(model, {"encoder": {"embedding": embedding}})
   positions = model.config.positions
-  if table is None or positions not in ("none", "learned"):
+  is_known = positions in ("none", "learned")
+  if (
+    table is None or not is_known or embedding.keys() - {"tokens", "positions"}
+  ):
     return math.inf
   size = float(np.linalg.norm(exact(table), axis=-1).max())
   if positions == "none":

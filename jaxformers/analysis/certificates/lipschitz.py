@@ -273,7 +273,7 @@ def measure_encoder(
   extremes = adversarial(model, params, first, steps=steps, seed=seed)
   guarantee: dict[str, Any] = {"layers": rows, "all": total}
   if total is None:
-    n = ids.shape[-1]
+    n = model.mask(first).shape[-1]
     guarantee["attention"] = attention.certify(model, params, n)
     sentences = _explain_attention(guarantee["attention"], n)
   else:
