@@ -40,6 +40,7 @@ class Heads(NamedTuple):
     out: kernel of the output projection, [h, e, d].
     out_bias: its bias, [d].
     rotary: True for rotary positions.
+    fidelity: weight of the term lambda (v0 - v), see `Attention`.
   """
 
   query: np.ndarray
@@ -49,6 +50,7 @@ class Heads(NamedTuple):
   out: np.ndarray
   out_bias: np.ndarray
   rotary: bool = False
+  fidelity: float = 0.0
 
   @classmethod
   def of(cls, weights: Mapping[str, Any], options: Mapping[str, Any]) -> Heads:
@@ -96,10 +98,20 @@ class Heads(NamedTuple):
 
   def combine(self, constants: np.ndarray) -> float:
     """Returns the constant of all heads, from constants of means of tokens."""
-    value = norms(np.moveaxis(self.value, 1, 0))
-    out = self.out.reshape(-1, self.out.shape[-1])
-    total = np.linalg.norm(value * constants)
-    return float(np.linalg.norm(out, 2) * total)
+    return self.project(self.value_norms() * (constants + self.fidelity))
+
+  def value_norms(self) -> np.ndarray:
+    """Returns the spectral norms of the kernels of the values, [h]."""
+    return norms(np.moveaxis(self.value, 1, 0))
+
+  def project(self, sizes: np.ndarray) -> float:
+    """Returns the greatest norm of the output projection of heads.
+
+    Args:
+      sizes: greatest norms of the outputs of heads, [h].
+    """
+    out = norms(self.out.reshape(-1, self.out.shape[-1]))
+    return float(out * np.linalg.norm(sizes))
 
   def token_constant(self, radius: float) -> float:
     """Returns the Lipschitz constant for the greatest distance of two tokens.
@@ -122,13 +134,20 @@ class Heads(NamedTuple):
     by_key, by_query = self.slopes(radius)
     return self.combine(n**0.5 * (1 + by_key) + by_query)
 
-  def reach(self, radius: float) -> float:
-    """Returns the greatest norm of an output token."""
-    value = norms(np.moveaxis(self.value, 1, 0)) * radius
-    value += np.linalg.norm(self.biases[2], axis=1)
-    out = self.out.reshape(-1, self.out.shape[-1])
-    size = np.linalg.norm(out, 2) * np.linalg.norm(value)
-    return float(size + np.linalg.norm(self.out_bias))
+  def values(self, radius: float) -> np.ndarray:
+    """Returns the greatest norms of the values of heads, [h]."""
+    bias = np.linalg.norm(self.biases[2], axis=1)
+    return self.value_norms() * radius + bias
+
+  def reach(self, radius: float, first: np.ndarray | float = 0.0) -> float:
+    """Returns the greatest norm of an output token.
+
+    Args:
+      radius: greatest norm of a token.
+      first: greatest norms of the values of the first layer, [h].
+    """
+    sizes = (1 + self.fidelity) * self.values(radius) + self.fidelity * first
+    return self.project(sizes) + float(np.linalg.norm(self.out_bias))
 
 
 def exact(array: Any) -> np.ndarray:
@@ -217,8 +236,8 @@ def missing(model: Model) -> str:
     return "only softmax attention in a block of two branches has one"
   if getattr(block, "norm_type", "layer") not in ("layer", "rms"):
     return f"norm_type={block.norm_type} has none"
-  for name in ("orthogonal", "orthogonal_output", "fidelity", "feat_scale"):
-    if options.get(name) or options.get(f"learn_{name}"):
+  for name in ("orthogonal", "orthogonal_output", "feat_scale"):
+    if options.get(name):
       return f"the option {name} of attention is not considered"
   if block.orthogonal:
     return "the option orthogonal of the block is not considered"
@@ -251,21 +270,32 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     return {"missing": "the tokens that it reads have no greatest norm"}
   layers, greatest = [], 0.0
   logs = dict.fromkeys(KINDS, 0.0)
+  # Bounds of the values of the first layer: greatest norms, and slopes, [h].
+  values, slopes = np.zeros(()), np.zeros(())
   for i in range(model.config.num_layers):
     weights = encoder[f"layer_{i}"]
     heads, mlp = Heads.of(weights["mixer"], options), Mlp.of(weights, block)
+    if i:
+      weight = _fidelity(options, weights["mixer"], i)
+      heads = heads._replace(fidelity=weight)
     by_kind: dict[str, Bound] = {
       "tokens": heads.token_constant,
       "frobenius": functools.partial(heads.frobenius_constant, n=n),
     }
     branch = functools.partial(_branch, block, weights)
     row: dict[str, float] = {}
+    reach = functools.partial(heads.reach, first=values)
     for kind, constant in by_kind.items():
-      first = branch("norm_mixer", size, constant, heads.reach)
+      # The values of the first layer change with the embedded tokens.
+      pull = heads.project(heads.fidelity * slopes) / 10 ** logs[kind]
+      first = branch("norm_mixer", size, constant, reach, pull)
       second = branch("norm_mlp", first.size, mlp.constant, mlp.reach)
       row |= {"radius": first.radius, kind: first.factor * second.factor}
       greatest = max(greatest, first.norm, second.norm)
       logs[kind] += math.log10(row[kind])
+    if not i:
+      values = heads.values(first.radius)
+      slopes = heads.value_norms() * (first.norm if is_first else 1.0)
     size = second.size
     layers.append(row)
   if block.final_norm:
@@ -297,6 +327,7 @@ def _branch(
   size: float,
   constant: Bound,
   reach: Bound,
+  pull: float = 0.0,
 ) -> Branch:
   """Returns the bounds of x + r f(norm x), or of norm(x + r f(x)).
 
@@ -307,20 +338,37 @@ def _branch(
     size: greatest norm of a token before the branch.
     constant, reach: Lipschitz constant of the branch, and the greatest norm of
       its outputs, for a greatest norm of its inputs.
+    pull: Lipschitz constant of a term of f that depends on the embedded tokens,
+      relative to the constant of the layers before.
   """
   share = abs(float(weights.get("residual", 1.0)))
   norm = None
   if name in weights:
     norm = read_norm(weights[name], block.norm_epsilon)
   if norm and getattr(block, "norm_first", True):
-    slope = norm.constant * constant(norm.reach)
+    slope = norm.constant * constant(norm.reach) + pull
     after = size + share * reach(norm.reach)
     return Branch(1 + share * slope, norm.reach, after, norm.constant)
-  factor, after = 1 + share * constant(size), size + share * reach(size)
+  factor = 1 + share * (constant(size) + pull)
+  after = size + share * reach(size)
   if norm:
     total = norm.constant * factor
     return Branch(total, size, norm.reach, norm.constant)
   return Branch(factor, size, after)
+
+
+def _fidelity(
+  options: Mapping[str, Any], weights: Mapping[str, Any], layer: int
+) -> float:
+  """Returns the weight of the fidelity term in a layer after the first.
+
+  Args:
+    options, weights: options and parameters of the mixer.
+    layer: number of the layer, from 1.
+  """
+  weight = float(weights.get("fidelity", options.get("fidelity", 0.0)))
+  factors = options.get("fidelity_schedule") or (1.0,)
+  return abs(weight * factors[min(layer, len(factors)) - 1])
 
 
 def _embedded(model: Model, embedding: Mapping[str, Any]) -> float:

@@ -129,6 +129,7 @@ def test_constants_are_attained_by_one_head():
     {"name": "transformer", "block": {"norm_first": False}},
     {"name": "symmetric_transformer", "block": {"norm_type": "rms"}},
     {"name": "transformer_rezero"},
+    {"name": "neutreno", "block": {"norm_first": False}},
   ],
 )
 def test_no_derivative_of_an_encoder_is_above_its_constant(options):
@@ -172,10 +173,47 @@ def test_no_derivative_of_an_encoder_is_above_its_constant(options):
     assert found["log10"]["tokens"] > logs["tokens"]
 
 
+def test_fidelity_is_counted_in_the_constants(monkeypatch):
+  """Without its term, a constant of NeuTRENO is smaller than a derivative."""
+  model = models.build(
+    "transformer_rezero",
+    vocab_size=9,
+    max_len=5,
+    num_classes=2,
+    d_model=4,
+    num_layers=2,
+    positions="learned",
+    mixer={"fidelity": 20.0},
+  )
+
+  def change(path, leaf):
+    # Attention with the weight 1, and no feed-forward.
+    name = jax.tree_util.keystr(path)
+    return 0 * leaf + 1 if "residual" in name else leaf * ("down" not in name)
+
+  params = initial.params(model, model.example())
+  params = jax.tree_util.tree_map_with_path(change, params)
+  ids = jnp.array([[3, 1, 4, 8, 5]])
+  variables = make_variables(model, params)
+  start = capture(model, variables, ids).hidden[0]
+
+  def last(x):
+    moved = {"encoder": {"embedded": x[None] - start}}
+    more = {**variables, "perturbations": moved}
+    return capture(model, more, ids).hidden[-1][0]
+
+  found = np.log10(factors(last, start[0]))
+  logs = [*attention.certify(model, params, 5)["log10"].values()]
+  assert (found <= logs).all() and (found > np.array(logs) - 1.2).all()
+  monkeypatch.setattr(attention, "_fidelity", lambda *_: 0.0)
+  logs = [*attention.certify(model, params, 5)["log10"].values()]
+  assert found[0] > logs[0]
+
+
 @pytest.mark.parametrize(
   ("name", "options", "reason"),
   [
-    ("neutreno", {}, "fidelity"),
+    ("neutreno", {"mixer": {"feat_scale": True}}, "feat_scale"),
     ("s5", {}, "softmax"),
     ("transformer_orthogonal", {}, "orthogonal"),
     ("transformer", {"block": {"norm_type": "scale"}}, "norm_type=scale"),
