@@ -656,6 +656,7 @@ class TrainedModel:
     layer: int | None = None,
     policy: str = "all",
     batch_size: int = 32,
+    progress: bool = False,
   ) -> Inversion:
     """Reconstructs inputs from the output of a layer.
 
@@ -675,6 +676,8 @@ class TrainedModel:
         the last layer.
       policy: Candidates of a token, "all" or "gradient"; see `sipit.recover`.
       batch_size: Number of inputs per batch.
+      progress: True to show the batches of a search token by token, if stderr
+        is a terminal.
 
     Returns:
       The reconstructed inputs and their errors.
@@ -696,7 +699,8 @@ class TrainedModel:
     _RANGES["batch_size"].check("batch_size", batch_size)
     is_whole = states is None and layer is None and policy == "all"
     if not is_whole or layers_of(self.model.stacks()["encoder"]) is None:
-      return self._search(inputs, states, mask, layer, policy, batch_size)
+      more = {"layer": layer, "policy": policy, "progress": progress}
+      return self._search(inputs, states, mask, batch_size, more)
     x, padded, size = self._read(inputs, batch_size)
     model = models.in_float32(self.model)
     # A [CLS] token in front is not part of the inputs.
@@ -735,25 +739,28 @@ class TrainedModel:
     inputs: Any,
     states: Any,
     mask: Any,
-    layer: int | None,
-    policy: str,
     batch_size: int,
+    search: dict[str, Any],
   ) -> Inversion:
-    """Finds tokens one after the other; see `invert`."""
+    """Finds tokens one after the other; see `invert`.
+
+    Args:
+      inputs, states, mask, batch_size: arguments of `invert`.
+      search: further arguments of `sipit.recover`.
+    """
     ids = None
     if states is None:
       x, padded, size = self._read(inputs, batch_size)
       ids, mask, states = sipit.find_states(
-        self.model, self._params, padded, layer, size
+        self.model, self._params, padded, search["layer"], size
       )
     recovered = sipit.recover(
       self.model,
       self._params,
       states,
-      layer=layer,
       mask=mask,
-      policy=policy,
       batch_size=batch_size,
+      **search,
     )
     share = None if ids is None else float((recovered.ids == ids)[mask].mean())
     n = recovered.ids.shape[1] if ids is None else x.shape[1]

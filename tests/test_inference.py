@@ -236,7 +236,7 @@ def test_load_reads_a_gpt2_of_hugging_face(tmp_path):
   assert model.invert(states=hidden[1, :1], layer=1).texts == (texts[0],)
   # States of texts of unequal lengths need the mask.
   both = model.hidden_states(texts)
-  back = model.invert(states=both.states[-1], mask=both.mask)
+  back = model.invert(states=both.states[-1], mask=both.mask, progress=True)
   assert back.texts == tuple(texts)
   with pytest.raises(ValueError, match="mask= belongs to states="):
     model.invert(texts, mask=both.mask)

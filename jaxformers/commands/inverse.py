@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from zipfile import BadZipFile
 
 import jax.numpy as jnp
 import numpy as np
@@ -146,9 +147,10 @@ def _search(
 
 def _noisy(states: np.ndarray, noise: float) -> np.ndarray:
   """Returns states [b, n, d] with noise of a Euclidean norm in each."""
+  if not noise:
+    return states
   drawn = np.random.default_rng(0).normal(size=states.shape)
-  drawn *= noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
-  return states + drawn if noise else states
+  return states + drawn * noise / np.linalg.norm(drawn, axis=-1, keepdims=True)
 
 
 def _print_tokens(
@@ -163,8 +165,10 @@ def _print_tokens(
     content = np.load(paths.expand(file), allow_pickle=False)
     is_archive = not isinstance(content, np.ndarray)
     array = content["states"] if is_archive else content
+    if array.ndim != 3:
+      raise ValueError(f"an array of {array.ndim} axes")
     mask = content["mask"] if is_archive and "mask" in content else None
-  except (OSError, ValueError, KeyError) as error:
+  except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
     raise UserError(
       f"{file} has no states ({error}): give states [b, n, d] that np.save has "
       "written, or np.savez(FILE, states=..., mask=...)."

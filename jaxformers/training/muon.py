@@ -37,7 +37,7 @@ from optax.contrib import MuonDimensionNumbers
 from jaxformers import orthogonal
 
 # Kernels of layers, of the encoder and of the decoder of a Segmenter.
-KERNEL = re.compile(r".*/layer_\d+/.*kernel")
+KERNEL = re.compile(r".*/layer_\d+/(.*/)?kernel")
 
 
 def axes(path: Any, leaf: Any) -> MuonDimensionNumbers | None:

@@ -438,6 +438,13 @@ def check_options(optimizer: Choice, schedule: Choice) -> None:
   ranges.check(SharedOptions, shared, "config.optimizer")
   _check_groups(shared.get("groups", {}))
   name = optimizer.name
+  accepted = inspect.signature(OPTIMIZERS[name]).parameters
+  is_open = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+  if shared.get("cycle_momentum") and "b1" not in accepted and not is_open:
+    raise UserError(
+      f"config.optimizer.cycle_momentum=true varies b1, but {name!r} has "
+      "none: choose adam, or set it to false."
+    )
   _check_options("optimizer", name, OPTIMIZERS[name], options)
 
 

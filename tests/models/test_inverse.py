@@ -255,6 +255,18 @@ def test_inverse_command_searches_tokens_of_causal_models(
   np.save(tmp_path / "states.npy", np.asarray(hidden[-1]))
   inverse_command.main([workdir, f"--states={tmp_path / 'states.npy'}"])
   assert run.inputs.decode(ids[0]) in capsys.readouterr().out
+  # With padding, the mask belongs to the states; noise spoils tokens.
+  padded = np.pad(np.asarray(hidden[-1]), ((0, 0), (0, 2), (0, 0)))
+  mask = np.arange(7)[None] < 5
+  np.savez(tmp_path / "states.npz", states=padded, mask=mask)
+  from_archive = [workdir, f"--states={tmp_path / 'states.npz'}"]
+  inverse_command.main(from_archive)
+  assert run.inputs.decode(ids[0]) in capsys.readouterr().out
+  inverse_command.main([*from_archive, "--noise=100"])
+  assert run.inputs.decode(ids[0]) not in capsys.readouterr().out
   (tmp_path / "wrong.npy").write_text("no array")
-  with pytest.raises(SystemExit, match="wrong.npy is no array of NumPy"):
-    inverse_command.main([workdir, f"--states={tmp_path / 'wrong.npy'}"])
+  (tmp_path / "empty.npy").write_text("")
+  np.save(tmp_path / "number.npy", 1.0)
+  for name in ("wrong.npy", "empty.npy", "number.npy"):
+    with pytest.raises(SystemExit, match=f"{name} has no states"):
+      inverse_command.main([workdir, f"--states={tmp_path / name}"])

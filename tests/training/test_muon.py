@@ -10,7 +10,7 @@ import pytest
 from jaxformers import models, orthogonal
 from jaxformers.training import muon
 from jaxformers.training.riemannian import riemannian
-from tests import draws, optimizers
+from tests import draws, initial, optimizers
 from tests.marks import slow_except
 
 OPTIONS = {"beta": 0.95, "adam_factor": 1.0, "adam_b1": 0.9, "adam_b2": 0.999}
@@ -105,6 +105,25 @@ def test_adam_takes_what_is_no_kernel_of_a_layer():
   for path, ratio in jax.tree_util.tree_leaves_with_path(ratios):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     assert ratio == pytest.approx(1 if name in found else 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("name", "options"),
+  [
+    ("sinkhorn", {"mixer": {"block_size": 4}}),
+    ("synthesizer", {"mixer": {"kind": "dense"}}),
+  ],
+)
+def test_matrices_of_single_heads_are_left_to_adam(name, options):
+  sizes = {"vocab_size": 9, "max_len": 8, "d_model": 8, "num_layers": 1}
+  model = models.build(name, num_classes=3, **sizes, **options)
+  params = initial.params(model, model.example())
+  found = {
+    jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    if leaf.ndim == 3 and not muon.axes(path, leaf)
+  }
+  assert any(path.endswith("_kernel") for path in found)
 
 
 @pytest.mark.parametrize("d", [6, 7])

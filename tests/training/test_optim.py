@@ -113,6 +113,13 @@ def test_optimizers_with_zero_gradient_shrink_decayed_parameters_only(name):
     np.testing.assert_array_equal(after[key], PARAMS[key])
 
 
+@pytest.mark.parametrize("name", ["muon", "sgd"])
+def test_cycled_momentum_needs_an_optimizer_with_b1(name):
+  schedule = {"name": "onecycle", "learning_rate": 1e-2, "warmup_steps": 3}
+  with pytest.raises(ValueError, match=f"varies b1.*'{name}'.*choose adam"):
+    optimizers.build({"name": name, "cycle_momentum": True}, schedule, 10)
+
+
 def test_adam_with_cycled_beta_uses_the_beta_of_each_step():
   kw = {"name": "onecycle", "learning_rate": 1e-2, "warmup_steps": 3}
   tx, rate = optimizers.build(

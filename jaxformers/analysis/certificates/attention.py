@@ -88,7 +88,9 @@ class Heads(NamedTuple):
       to_key = np.linalg.norm(query_bias, axis=1) * norms(key)
       to_query = np.linalg.norm(key_bias, axis=1) * norms(query)
     else:
-      both = norms(query @ np.swapaxes(key, 1, 2))
+      # |Q K.T| is the norm of a product of triangles of the size of a head.
+      left, right = (np.linalg.qr(k, mode="r") for k in (query, key))
+      both = norms(left @ np.swapaxes(right, 1, 2))
       to_key = np.linalg.norm(np.einsum("hde,he->hd", key, query_bias), axis=1)
       # A key's bias adds the same number to all scores of a query.
       to_query = np.zeros_like(to_key)
@@ -177,7 +179,7 @@ def read_norm(weights: Mapping[str, Any], epsilon: float) -> Norm:
 
   A token z = (x - mean) / sqrt(variance + epsilon) has at most the norm
   sqrt(d), and its derivative at most the norm 1 / sqrt(epsilon), which it has
-  where all channels of x are equal.
+  where all channels of x are equal, or for an RMSNorm at x = 0.
 
   Args:
     weights: parameters of the norm.
@@ -287,7 +289,7 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     reach = functools.partial(heads.reach, first=values)
     for kind, constant in by_kind.items():
       # The values of the first layer change with the embedded tokens.
-      pull = heads.project(heads.fidelity * slopes) / 10 ** logs[kind]
+      pull = heads.project(heads.fidelity * slopes) * 10.0 ** -logs[kind]
       first = branch("norm_mixer", size, constant, reach, pull)
       second = branch("norm_mlp", first.size, mlp.constant, mlp.reach)
       row |= {"radius": first.radius, kind: first.factor * second.factor}
@@ -300,6 +302,7 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     layers.append(row)
   if block.final_norm:
     last = read_norm(encoder["norm"], block.norm_epsilon).constant
+    greatest = max(greatest, last)
     logs = {kind: value + math.log10(last) for kind, value in logs.items()}
   return {"missing": "", "layers": layers, "log10": logs, "norm": greatest}
 
@@ -377,14 +380,17 @@ def _embedded(model: Model, embedding: Mapping[str, Any]) -> float:
   if epsilon:
     return read_norm(embedding["norm"], epsilon).reach
   table = token_table(model, {"encoder": {"embedding": embedding}})
-  positions = model.config.positions
-  is_known = positions in ("none", "learned")
-  if (
-    table is None or not is_known or embedding.keys() - {"tokens", "positions"}
-  ):
+  if table is None:
     return math.inf
-  size = float(np.linalg.norm(exact(table), axis=-1).max())
-  if positions == "none":
-    return size
-  added = np.linalg.norm(exact(embedding["positions"]), axis=-1).max()
-  return size + float(added)
+
+  def longest(name: str) -> float:
+    """Returns the greatest norm of the rows of a table; 0 without it."""
+    rows = exact(embedding.get(name, np.zeros(1)))
+    return float(np.linalg.norm(np.atleast_2d(rows), axis=1).max())
+
+  size = float(np.linalg.norm(exact(table), axis=1).max())
+  size = max(size + longest("segments"), longest("cls"))
+  # Each pair of a sine and a cosine has the norm 1.
+  waves = math.ceil(model.config.d_model / 2) ** 0.5
+  added = waves if "sinusoid" in model.config.positions else 0.0
+  return size + max(added, longest("positions"))

@@ -296,15 +296,21 @@ def _explain_attention(found: dict[str, Any], n: int) -> list[str]:
   tokens, frobenius = (found["log10"][kind] for kind in attention.KINDS)
   sentences = [
     "Two sequences: the greatest distance of two tokens grows by a factor of "
-    f"at most 10^{tokens:.1f}, for any number of tokens; the Frobenius norm "
-    f"by at most 10^{frobenius:.1f}, for {n} tokens. No lower bound is known."
+    f"at most 10^{_rounded_up(tokens)}, for any number of tokens; the "
+    f"Frobenius norm by at most 10^{_rounded_up(frobenius)}, for {n} tokens. "
+    "No lower bound is known."
   ]
-  if found["norm"]:
+  if found["norm"] > 10:
     sentences.append(
-      "The bound is vacuous: a norm of tokens alone multiplies a small "
-      f"distance by up to {found['norm']:.0f}, where all channels are equal."
+      "The bound is vacuous: one normalisation of tokens can multiply a "
+      f"small distance by up to {found['norm']:.0f}."
     )
   return sentences
+
+
+def _rounded_up(number: float) -> float:
+  """Returns the next number with one decimal."""
+  return math.ceil(10 * number) / 10
 
 
 def _explain(model: Model, total: dict[str, Interval]) -> list[str]:
