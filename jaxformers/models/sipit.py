@@ -470,11 +470,8 @@ def _recover(
         jnp.take_along_axis(x, order, 0) for x in (distances, kept)
       ), None
 
-    # Padding after the last token of all prompts needs no search.
     empty = (jnp.full((2, b), jnp.inf), jnp.zeros((2, b), jnp.int32))
-    distances, kept = jax.lax.cond(
-      is_token.any(), lambda: jax.lax.scan(chunk, empty, ids)[0], lambda: empty
-    )
+    (distances, kept), _ = jax.lax.scan(chunk, empty, ids)
     chosen = jnp.where(is_token, kept[0], 0)
     _, cache = read_token(model, variables, cache, chosen)
     least, second = distances
