@@ -324,8 +324,8 @@ def check_model(model: Model) -> None:
     raise UserError(
       f"The model {config.name!r} reads later tokens, so that its states are "
       "not inverted token by token: choose a causal model, such as a language "
-      "model. Injective layers have an inverse of their own, which needs the "
-      "inputs, the last layer and no choice of candidates."
+      "model. Injective layers have their own inverse, which needs the inputs, "
+      "the last layer and no choice of candidates."
     )
   is_read = config.vocab_size and config.num_inputs == 1
   if config.variant.mixer not in names_with_step() or not is_read:

@@ -438,14 +438,19 @@ def check_options(optimizer: Choice, schedule: Choice) -> None:
   ranges.check(SharedOptions, shared, "config.optimizer")
   _check_groups(shared.get("groups", {}))
   name = optimizer.name
-  accepted = inspect.signature(OPTIMIZERS[name]).parameters
-  is_open = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-  if shared.get("cycle_momentum") and "b1" not in accepted and not is_open:
+  if shared.get("cycle_momentum") and not _accepts(OPTIMIZERS[name], "b1"):
     raise UserError(
       f"config.optimizer.cycle_momentum=true varies b1, but {name!r} has "
       "none: choose adam, or set it to false."
     )
   _check_options("optimizer", name, OPTIMIZERS[name], options)
+
+
+def _accepts(function: Callable[..., Any], option: str = "") -> bool:
+  """Returns True if a function takes an option, or **options of any name."""
+  parameters = inspect.signature(function).parameters
+  is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  return is_open or option in parameters
 
 
 def _split_options(
@@ -536,8 +541,7 @@ def _check_options(
   is_optimizer = kind == "optimizer"
   ranges.check(function, options, f"config.{kind}")
   accepted = inspect.signature(function).parameters
-  # A function with **options accepts every name.
-  if any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+  if _accepts(function):
     return
   for option, value in options.items():
     if is_optimizer and option in ("lr", "learning_rate"):

@@ -113,21 +113,18 @@ def read_published(folder: Path) -> Weights:
   _, params = pretrained.load(folder)
   names = ("vocab_size", "max_len", "num_classes", "objective")
   sizes = {name: options.pop(name) for name in names}
-  if (
-    not (folder / vocabularies.TOKENIZER).is_file()
-    and (folder / "vocab.json").is_file()
-  ):
-    raise UserError(
-      f"{folder} has the tokenizer in vocab.json and merges.txt: write it as "
-      f"{vocabularies.TOKENIZER} with transformers, by "
-      "AutoTokenizer.from_pretrained(PATH).save_pretrained(PATH)."
-    )
   # Name ids that the tokenizer does not have by their numbers.
   tokenizer, tokens = None, ["<pad>"]
   if (folder / vocabularies.TOKENIZER).is_file():
     vocabularies.require_unpadded(folder)
     loaded = vocabularies.read_byte_pairs(folder)
     tokenizer, tokens = json.loads(loaded.to_str()), vocabularies.tokens(loaded)
+  elif (folder / "vocab.json").is_file():
+    raise UserError(
+      f"{folder} has the tokenizer in vocab.json and merges.txt: write it as "
+      f"{vocabularies.TOKENIZER} with transformers, by "
+      "AutoTokenizer.from_pretrained(PATH).save_pretrained(PATH)."
+    )
   if len(tokens) > sizes["vocab_size"]:
     raise UserError(
       f"{folder / vocabularies.TOKENIZER} has {len(tokens) - 1:,} tokens, but "

@@ -14,6 +14,7 @@ smaller, and count biases, heads and rotary positions.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +32,8 @@ KINDS = ("tokens", "frobenius")
 Bound = Callable[[float], float]  # Function of the greatest norm of a token.
 
 
-class Heads(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Heads:
   """Weights of the heads of softmax attention, float64.
 
   Attributes:
@@ -53,12 +55,15 @@ class Heads(NamedTuple):
   fidelity: float = 0.0
 
   @classmethod
-  def of(cls, weights: Mapping[str, Any], options: Mapping[str, Any]) -> Heads:
+  def of(
+    cls, weights: Mapping[str, Any], options: Mapping[str, Any], layer: int = 0
+  ) -> Heads:
     """Returns the weights of a mixer.
 
     Args:
       weights: parameters of a mixer `softmax`.
       options: options of the mixer.
+      layer: number of the layer, from 0. The first has no fidelity term.
     """
     is_shared = options.get("symmetric", False)
     names = ["key" if is_shared else "query", "key", "value"]
@@ -68,16 +73,16 @@ class Heads(NamedTuple):
     out = exact(weights["out"]["kernel"])
     bias = exact(weights["out"].get("bias", np.zeros(out.shape[-1])))
     rotary = bool(options.get("rotary", False))
-    return cls(query, key, value, biases, out, bias, rotary)
+    fidelity = _fidelity(options, weights, layer) if layer else 0.0
+    return cls(query, key, value, biases, out, bias, rotary, fidelity)
 
-  def slopes(self, radius: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns bounds on how scores change with keys and with queries, [h].
+  @functools.cached_property
+  def score_norms(self) -> np.ndarray:
+    """Norms of the bilinear form of scores, and of its biases, [3, h].
 
-    They bound R |d score / d x_j| over keys j, and R times the part of
-    |d score / d x_i| that differs between keys.
-
-    Args:
-      radius: greatest norm R of a token.
+    The second row is the part of |d score / d x_j| that does not depend on x_i,
+    for keys j; the third row the part of |d score / d x_i| that differs between
+    keys, and does not depend on them.
     """
     scale = self.query.shape[2] ** -0.5
     query, key = (np.moveaxis(k, 1, 0) for k in (self.query, self.key))
@@ -94,17 +99,32 @@ class Heads(NamedTuple):
       to_key = np.linalg.norm(np.einsum("hde,he->hd", key, query_bias), axis=1)
       # A key's bias adds the same number to all scores of a query.
       to_query = np.zeros_like(to_key)
-    slopes = (both * radius + bias for bias in (to_key, to_query))
-    by_key, by_query = (scale * radius * slope for slope in slopes)
-    return by_key, by_query
+    return scale * np.stack([both, to_key, to_query])
+
+  def slopes(self, radius: float) -> np.ndarray:
+    """Returns bounds on how scores change with keys and with queries, [2, h].
+
+    They are multiplied by the greatest norm of a token.
+
+    Args:
+      radius: greatest norm of a token.
+    """
+    both, *biases = self.score_norms
+    return radius * (both * radius + np.stack(biases))
 
   def combine(self, constants: np.ndarray) -> float:
     """Returns the constant of all heads, from constants of means of tokens."""
-    return self.project(self.value_norms() * (constants + self.fidelity))
+    return self.project(self.value_norms * (constants + self.fidelity))
 
+  @functools.cached_property
   def value_norms(self) -> np.ndarray:
-    """Returns the spectral norms of the kernels of the values, [h]."""
+    """Spectral norms of the kernels of the values, [h]."""
     return norms(np.moveaxis(self.value, 1, 0))
+
+  @functools.cached_property
+  def out_norm(self) -> float:
+    """Spectral norm of the kernel of the output projection."""
+    return float(norms(self.out.reshape(-1, self.out.shape[-1])))
 
   def project(self, sizes: np.ndarray) -> float:
     """Returns the greatest norm of the output projection of heads.
@@ -112,8 +132,7 @@ class Heads(NamedTuple):
     Args:
       sizes: greatest norms of the outputs of heads, [h].
     """
-    out = norms(self.out.reshape(-1, self.out.shape[-1]))
-    return float(out * np.linalg.norm(sizes))
+    return self.out_norm * float(np.linalg.norm(sizes))
 
   def token_constant(self, radius: float) -> float:
     """Returns the Lipschitz constant for the greatest distance of two tokens.
@@ -139,7 +158,7 @@ class Heads(NamedTuple):
   def values(self, radius: float) -> np.ndarray:
     """Returns the greatest norms of the values of heads, [h]."""
     bias = np.linalg.norm(self.biases[2], axis=1)
-    return self.value_norms() * radius + bias
+    return self.value_norms * radius + bias
 
   def reach(self, radius: float, first: np.ndarray | float = 0.0) -> float:
     """Returns the greatest norm of an output token.
@@ -276,10 +295,7 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
   values, slopes = np.zeros(()), np.zeros(())
   for i in range(model.config.num_layers):
     weights = encoder[f"layer_{i}"]
-    heads, mlp = Heads.of(weights["mixer"], options), Mlp.of(weights, block)
-    if i:
-      weight = _fidelity(options, weights["mixer"], i)
-      heads = heads._replace(fidelity=weight)
+    heads, mlp = Heads.of(weights["mixer"], options, i), Mlp.of(weights, block)
     by_kind: dict[str, Bound] = {
       "tokens": heads.token_constant,
       "frobenius": functools.partial(heads.frobenius_constant, n=n),
@@ -297,7 +313,7 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
       logs[kind] += math.log10(row[kind])
     if not i:
       values = heads.values(first.radius)
-      slopes = heads.value_norms() * (first.norm if is_first else 1.0)
+      slopes = heads.value_norms * (first.norm if is_first else 1.0)
     size = second.size
     layers.append(row)
   if block.final_norm:

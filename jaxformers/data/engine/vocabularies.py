@@ -136,7 +136,7 @@ def read_byte_pairs(path: Path) -> tokenizers.Tokenizer:
 def require_unpadded(folder: Path) -> None:
   """Raises UserError if the tokenizer of published weights has <pad> as id 0.
 
-  Ids of published weights are moved up by one, those of such a file are not.
+  Ids of published weights are moved up by one, but ids of such a file are not.
 
   Args:
     folder: folder with a tokenizer.json of byte pairs.

@@ -35,7 +35,9 @@ def apply(heads, x, causal):
   """Attends to tokens [n, d], by definition."""
   q, k, v = (
     jnp.einsum("nd,dhe->hne", x, kernel) + bias[:, None]
-    for kernel, bias in zip(heads[:3], heads.biases, strict=True)
+    for kernel, bias in zip(
+      (heads.query, heads.key, heads.value), heads.biases, strict=True
+    )
   )
   if heads.rotary:
     places = jnp.arange(len(x))[None]
