@@ -17,7 +17,15 @@ from jaxformers import inference
 from jaxformers.config import RunConfig
 from jaxformers.foundations import paths, requirements, user_code
 from jaxformers.foundations.registry import choose
-from jaxformers.tasks import PRETRAINING, STATISTICS, Task, arrays, language
+from jaxformers.tasks import (
+  DELETION,
+  PRETRAINING,
+  STATISTICS,
+  Task,
+  arrays,
+  delete,
+  language,
+)
 from jaxformers.tasks.arrays import Examples
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.training import loop
@@ -181,9 +189,11 @@ def _make_task(
   task = arrays.from_arrays(*examples, **sizes)
   # An objective of pretraining replaces the labels by a reconstruction.
   pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
+  deletion = section.get(DELETION)
+  task = delete(task, deletion) if deletion else task
   if "objective" in pretraining:
     task = reconstruct(task, **pretraining)
-  return task, pretraining
+  return task, pretraining | ({DELETION: deletion} if deletion else {})
 
 
 def _make_language(

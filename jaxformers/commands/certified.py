@@ -28,8 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers.analysis.certificates import certified
+from jaxformers.analysis.certificates import edits as measure
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
+from jaxformers.foundations.errors import UserError
 
 
 @cli.command(
@@ -48,12 +50,37 @@ from jaxformers.foundations import cli, requirements
   ),
   cli.option("steps", 20, "steps of gradient ascent of each attack"),
   cli.option("seed", 0, "seed of the choice of examples"),
+  cli.option(
+    "edits",
+    "",
+    "numbers of edits, such as 1,2,4,8: certify insertions, deletions and "
+    "replacements instead",
+  ),
+  cli.option(
+    "deletion", 0.0, "probability of deletion in votes (default: the run's)"
+  ),
+  cli.option(
+    "draws", "1000,4000", "draws to predict a class, and to bound its share"
+  ),
 )
-def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
+def main(
+  workdir: str,
+  tokens: str,
+  radii: str,
+  edits: str,
+  deletion: float,
+  draws: str,
+  **options: Any,
+) -> None:
   """Prints the scores of a run, and writes `certified.json` and pictures.
 
-  The files go to the workdir. Scores of other weights are only printed.
+  The files go to the workdir; scores of edits go to `edits.json`. Scores of
+  other weights are only printed.
   """
+  if edits:
+    options |= {"deletion": deletion, "draws": cli.numbers("draws", draws)}
+    _certify_edits(workdir, cli.numbers("edits", edits), options)
+    return
   # Check for the plotting library before the measurement.
   state = states.take_state(options)
   if not states.describe(state):
@@ -76,6 +103,30 @@ def main(workdir: str, tokens: str, radii: str, **options: Any) -> None:
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
   certified.figure(content).write(Path(workdir))
   print(f"Written to {path}, with pictures in the same folder.")
+
+
+def _certify_edits(
+  workdir: str, counts: list[int], options: dict[str, Any]
+) -> None:
+  """Prints the scores of a run under edits, and writes `edits.json`."""
+  state = states.take_state(options)
+  draws = options["draws"]
+  if len(draws) != 2 or min(draws) < 1:
+    raise UserError(
+      f"--draws={','.join(map(str, draws))}: give two numbers, such as "
+      "1000,4000."
+    )
+  run = states.load(workdir, **state)
+  del options["steps"]
+  content = measure.measure_edits(run, counts=counts, **options)
+  print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
+  print("\n".join(measure.lines(content)))
+  if label := states.describe(state):
+    print(f"Not written to {workdir}: {label}.")
+    return
+  path = Path(workdir) / "edits.json"
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+  print(f"Written to {path}.")
 
 
 if __name__ == "__main__":

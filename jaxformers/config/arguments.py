@@ -23,11 +23,13 @@ OPTION_SECTIONS = (
   ["schedule"],
 )
 GROUPS = ["optimizer", "groups"]  # Its options are groups.KIND.OPTION.
-# Fields of pre-training and of pixel statistics, which every config accepts.
+# Fields of pre-training, deletion and pixel statistics, which every config
+# accepts.
 TASK_OPTIONS = (
   ["task", "objective"],
   ["task", "mask_rate"],
   ["task", "targets"],
+  ["task", "deletion"],
   ["task", "mean"],
   ["task", "deviation"],
 )

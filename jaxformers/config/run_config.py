@@ -206,6 +206,9 @@ class RunConfig:
   margin_weight: Annotated[
     Share, "weight of the certified loss; the rest is plain cross-entropy"
   ] = 1.0
+  margin_loss: Annotated[
+    str, "form of the certified loss: fixed, emma or annealed"
+  ] = "fixed"
   ema_decay: Annotated[
     Fraction, "decay of the parameter average that is evaluated; 0: no average"
   ] = 0.0

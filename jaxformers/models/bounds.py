@@ -38,6 +38,9 @@ POOLED = {
 # Values of `pool_norm` that are affine maps in evaluation.
 AFFINE = ("", "running", "batch")
 
+# Forms of the certified loss; see `training.steps.certified_loss`.
+MARGIN_LOSSES = ("fixed", "emma", "annealed")
+
 LogitBound = Callable[[Change, Any], Any]
 
 

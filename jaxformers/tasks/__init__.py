@@ -17,10 +17,11 @@ from jaxformers.foundations.ranges import Factor, Interval
 from jaxformers.foundations.registry import call
 from jaxformers.tasks import arrays, language
 from jaxformers.tasks.arrays import from_arrays
+from jaxformers.tasks.deletion import delete
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.tasks.task import TASKS, Task
 
-__all__ = ["TASKS", "Task", "from_arrays", "get", "normalise"]
+__all__ = ["TASKS", "Task", "delete", "from_arrays", "get", "normalise"]
 
 for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f"{__name__}.{_module.name}")
@@ -28,6 +29,8 @@ for _module in pkgutil.iter_modules(__path__):
 
 # Options of every task of sequences for pre-training on its inputs.
 PRETRAINING = ("objective", "mask_rate", "targets")
+# Option of every task of texts, to delete tokens at random.
+DELETION = "deletion"
 # Options of every task of images: statistics that normalise pixels.
 STATISTICS = ("mean", "deviation")
 
@@ -39,7 +42,9 @@ def get(name: str = "", **options: object) -> Task:
     name: name of a registered task.
     **options: keyword arguments of the registered function. Every task of
       sequences also takes `objective`, "masked" or "causal", `mask_rate` and
-      `targets`, to predict its own inputs; see `reconstruction.reconstruct`.
+      `targets`, to predict its own inputs; see `reconstruction.reconstruct`;
+      and those that classify one sequence of ids take `deletion`; see
+      `deletion.delete`.
       Every task of images also takes `mean` and `deviation`; see `normalise`.
 
   Raises:
@@ -53,9 +58,11 @@ def get(name: str = "", **options: object) -> Task:
   # default.
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
   statistics: list[Any] = [options.pop(key, None) or () for key in STATISTICS]
-  # Make the task, and normalise its images.
+  deletion: Any = options.pop(DELETION, 0.0)
+  # Make the task, normalise its images, and delete tokens of its texts.
   task = call(f"task {name!r}", TASKS[name], options)
   task = normalise(task, *statistics)
+  task = delete(task, deletion) if deletion else task
   # Replace the task by pre-training on its inputs if this is chosen.
   chosen = {key: value for key, value in pretraining.items() if value}
   if not chosen:
@@ -80,7 +87,7 @@ def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:
   values = {key: value for key, value in options.items() if value is not None}
   # Data that are passed in Python have no registered loader.
   loader = language.from_texts if name == arrays.NAME else TASKS[name]
-  for owner in (loader, reconstruct, normalise):
+  for owner in (loader, reconstruct, normalise, delete):
     ranges.check(owner, values, path)
   ranges.check(Augment, values.get("augment", {}), f"{path}.augment")
 

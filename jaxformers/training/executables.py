@@ -31,6 +31,7 @@ FIELDS = (
   "label_smoothing",
   "margin_tokens",
   "margin_weight",
+  "margin_loss",
   "seed",
   "ema_decay",
 )

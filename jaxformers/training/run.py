@@ -28,7 +28,7 @@ from jaxformers.foundations import ranges, requirements, user_code, workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call, choose
 from jaxformers.models.attention import Attention
-from jaxformers.models.bounds import check_bound
+from jaxformers.models.bounds import MARGIN_LOSSES, check_bound
 from jaxformers.models.config import HEADS, block_of
 from jaxformers.models.embedding import Embedding
 from jaxformers.models.mixer import POSITION_WEIGHTS
@@ -336,6 +336,7 @@ def check_fields(c: RunConfig) -> None:
       f"config.program={c.program!r} needs config.parallel='jit', not "
       f"{c.parallel!r}: remove one of the two."
     )
+  choose("field config.margin_loss", c.margin_loss, MARGIN_LOSSES)
   if c.packing and c.margin_tokens:
     raise UserError(
       f"config.packing=True has no certified training, but margin_tokens="

@@ -343,7 +343,9 @@ def make_step(
     model=model,
     tx=tx,
     smoothing=config.label_smoothing,
-    margin=Margin(config.margin_tokens, config.margin_weight),
+    margin=Margin(
+      config.margin_tokens, config.margin_weight, config.margin_loss
+    ),
     placement=layout,
     accumulate=parts,
     sizes=sizes,

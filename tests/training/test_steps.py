@@ -197,6 +197,40 @@ def test_train_step_margin_is_minimised_and_not_reported():
   np.testing.assert_allclose(sums["objective"], share, rtol=1e-5)
 
 
+def test_certified_losses_follow_their_papers():
+  """Worked examples, two of which a wrong form of EMMA fails.
+
+  The first example has the logits 3 and 1 and a margin of 0.5 at stake, which
+  it has; the second has a margin of 1 of 4; the third is wrong by 2.
+  """
+  logits = jnp.array([[3.0, 1.0], [2.0, 1.0], [0.0, 2.0]])
+  raised = logits + jnp.array([[0.0, 0.5], [0.0, 4.0], [0.0, 4.0]])
+  targets = jnp.array([0, 0, 0])
+
+  def loss(form, raised=raised):
+    return np.asarray(steps.certified_loss(logits, raised, targets, form))
+
+  def entropy(gap):
+    return np.log1p(np.exp(gap))
+
+  np.testing.assert_allclose(
+    loss("fixed"), entropy(np.array([-1.5, 3, 6])), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    loss("emma"), entropy(np.array([-1.5, 0, 2.04])), rtol=1e-5
+  )
+  p = 1 / (1 + np.exp(np.array([-1.5, 3, 6]) / 0.75))
+  np.testing.assert_allclose(
+    loss("annealed"), -0.75 * (1 - p) ** 5 * np.log(p), rtol=1e-4
+  )
+  # The share of EMMA has no gradient, so that a greater bound costs at once.
+  by_bound = jax.grad(
+    lambda x: steps.certified_loss(logits, x, targets, "emma").sum()
+  )(raised)
+  np.testing.assert_allclose(by_bound[1, 1], 0.25 * 0.5, rtol=1e-5)
+  assert np.isfinite(np.asarray(by_bound)).all()
+
+
 def test_train_step_ignores_examples_of_weight_zero():
   _, start, batch, step = setup()
   less = {key: value[:5] for key, value in batch.items()}
