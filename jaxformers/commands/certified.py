@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers.analysis.certificates import certified
-from jaxformers.analysis.certificates import edits as measure
+from jaxformers.analysis.evaluation import edits as measure
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
 from jaxformers.foundations.errors import UserError

@@ -178,6 +178,11 @@ class Embedding(nn.Module):
   init_std: Deviation = 0.0
   norm_epsilon: Share = 0.0
 
+  @property
+  def has_channels(self) -> bool:
+    """True if half of the channels of a token are those of its position."""
+    return self.concatenate and self.positions != "none"
+
   @nn.compact
   def __call__(
     self, ids: jax.Array, mask: jax.Array | None = None
@@ -192,7 +197,7 @@ class Embedding(nn.Module):
     # Check the options that depend on each other.
     choose("positions", self.positions, POSITIONS)
     check_width(self.d_model, concatenate=self.concatenate)
-    d = self.d_model // 2 if self.concatenate else self.d_model
+    d = self.d_model // 2 if self.has_channels else self.d_model
     if self.cutoffs and not self.vocab_size:
       raise UserError(
         f"cutoffs={self.cutoffs} split a vocabulary, but the inputs are real "
@@ -228,17 +233,8 @@ class Embedding(nn.Module):
     mask: jax.Array | None,
     init: nn.initializers.Initializer,
   ) -> jax.Array:
-    """Adds or concatenates the vectors of positions to tokens x [b, n, d].
-
-    Raises:
-      UserError: the block reserves channels for positions, and there are none.
-    """
+    """Adds or concatenates the vectors of positions to tokens x [b, n, d]."""
     if self.positions == "none":
-      if self.concatenate:
-        raise UserError(
-          'positions="none" does not fill the channels that this block '
-          "reserves for positions: choose other positions."
-        )
       return x
     if mask is not None and is_decoding(self):
       # Continue after the tokens in the cache.
@@ -253,7 +249,7 @@ class Embedding(nn.Module):
     else:
       positions = self._embed_positions(x.shape[1], x.shape[2], init)
       positions = repeat(positions, x.shape[0])
-    if self.concatenate:
+    if self.has_channels:
       return jnp.concatenate([x, positions], -1)
     return x + positions
 

@@ -207,8 +207,9 @@ def tokens(
   layers_in_float32(model)
   encoder = bind_encoder(model.config)(parent=None)
   embedding_params = params["encoder"]["embedding"]
-  has_channels = encoder.block().concatenate_positions
-  embedding = encoder.embedding(concatenate=has_channels)
+  block = encoder.block()
+  embedding = encoder.embedding(concatenate=block.concatenate_positions)
+  has_channels = embedding.has_channels
   width = encoder.embedding.keywords["d_model"] // (1 + has_channels)
   if model.config.channels > width:
     raise UserError(

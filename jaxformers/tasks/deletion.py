@@ -1,7 +1,7 @@
 """Texts whose tokens are deleted at random, for certificates of edits.
 
 A classifier that is trained on such texts is made smooth by a vote over many
-random deletions; see `analysis.certificates.edits`.
+random deletions; see `analysis.evaluation.edits`.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,6 +49,15 @@ def test_embedding_concatenation_is_injective():
   rows = np.asarray(x).reshape(-1, 8)
   distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
   assert distances[~np.eye(len(rows), dtype=bool)].min() > 0.1
+
+
+def test_tokens_without_positions_have_all_channels():
+  embed = Embedding(5, 9, 8, concatenate=True, positions="none")
+  ids = jnp.array([[3, 1, 3]], jnp.int32)
+  params = embed.init(jax.random.key(0), ids)
+  table = params["params"]["tokens"]["embedding"]
+  assert table.shape == (5, 8)
+  chex.assert_trees_all_equal(embed.apply(params, ids), table[ids])
 
 
 def test_embedding_sum_is_token_plus_position():

@@ -55,7 +55,6 @@ def test_packed_rows_train_as_the_examples_do(smoke, tmp_path):
   [
     ("s4d", {}, "'s4d' reads every example in a separate row"),
     ("lru", {"margin_tokens": 1}, "no certified training"),
-    ("isometric", {"margin_loss": "ema"}, "fixed, emma, annealed"),
   ],
 )
 def test_packing_is_refused_where_it_gains_nothing(
