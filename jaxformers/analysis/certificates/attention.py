@@ -21,12 +21,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
 from jaxformers.models import Model
 from jaxformers.models.activations import SLOPES
 from jaxformers.models.blocks.two_branches import TwoBranches
 from jaxformers.models.bounds import token_table
+from jaxformers.models.capture import Capture
+from jaxformers.models.rotary import rotate
 
 KINDS = ("tokens", "frobenius")
 Bound = Callable[[float], float]  # Function of the greatest norm of a token.
@@ -155,6 +159,54 @@ class Heads:
     by_key, by_query = self.slopes(radius)
     return self.combine(n**0.5 * (1 + by_key) + by_query)
 
+  def point_constant(
+    self, x: np.ndarray, *, causal: bool = False
+  ) -> tuple[float, float]:
+    """Returns the Lipschitz constant near one sequence, for the Frobenius norm.
+
+    It bounds the norm of the derivative at x, and is less the less attention
+    any token gets: an attention sink, which all tokens see, costs sqrt(n).
+
+    Args:
+      x: tokens, float64 [n, d].
+      causal: True if a token sees itself and earlier tokens only.
+
+    Returns:
+      The constant, and the greatest sum of weights that a token gets, between 1
+      and n, of all heads.
+    """
+    n, scale = len(x), self.query.shape[2] ** -0.5
+    query, key = (
+      np.einsum("nd,dhe->hne", x, kernel) + bias[:, None]
+      for kernel, bias in zip(
+        (self.query, self.key), self.biases[:2], strict=True
+      )
+    )
+    length = np.linalg.norm(query, axis=2)
+    if self.rotary:
+      places = np.arange(n)
+      query, key = (_rotated(a, places) for a in (query, key))
+      # The matrix between two tokens depends on their distance.
+      steep = length * norms(np.moveaxis(self.key, 1, 0))[:, None]
+    else:
+      steep = np.linalg.norm(np.einsum("hne,dhe->hnd", query, self.key), axis=2)
+    scores = scale * query @ np.swapaxes(key, 1, 2)
+    if causal:
+      scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+    weights = scipy.special.softmax(scores, -1)
+    # Distances of all tokens from the mean that a token sees, [h, n, n, d].
+    apart = x[None, None] - (weights @ x)[:, :, None]
+    spread = np.sqrt(np.einsum("hnm,hnmd,hnmd->hn", weights, apart, apart))
+    mixed = np.einsum("hnm,hnmd,hme->hnde", weights, apart, key)
+    if self.rotary:
+      by_query = norms(mixed) * norms(np.moveaxis(self.query, 1, 0))[:, None]
+    else:
+      by_query = norms(np.einsum("hnde,che->hndc", mixed, self.query))
+    sink = weights.sum(1).max(1)
+    by_key = (1 + scale * steep * spread).max(1)
+    constants = sink**0.5 * by_key + scale * by_query.max(1)
+    return self.combine(constants), float(sink.max())
+
   def values(self, radius: float) -> np.ndarray:
     """Returns the greatest norms of the values of heads, [h]."""
     bias = np.linalg.norm(self.biases[2], axis=1)
@@ -169,6 +221,14 @@ class Heads:
     """
     sizes = (1 + self.fidelity) * self.values(radius) + self.fidelity * first
     return self.project(sizes) + float(np.linalg.norm(self.out_bias))
+
+
+def _rotated(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """Returns queries or keys rotated by their places, float64 [h, n, e]."""
+  with jax.enable_x64(True):
+    return np.asarray(rotate(jnp.asarray(x)[None], jnp.asarray(places)[None]))[
+      0
+    ]
 
 
 def exact(array: Any) -> np.ndarray:
@@ -274,8 +334,10 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
 
   Returns:
     `missing`: why there is no constant, or "". Otherwise also `layers`, with
-    the greatest norm (`radius`) of the tokens that attention reads, and the
-    factor of the layer for `tokens` and `frobenius`; and `log10`, the decimal
+    the greatest norm (`radius`) of the tokens that attention reads, the factor
+    of the layer for `tokens` and `frobenius`, and the constants of its parts,
+    `attention_tokens`, `attention_frobenius`, `mlp` and `norm` (0 without a
+    norm); and `log10`, the decimal
     logarithms of the constants of the whole encoder, after the embedding; and
     `norm`, the greatest constant of a norm of tokens, 0 without norms.
   """
@@ -311,6 +373,9 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
       row |= {"radius": first.radius, kind: first.factor * second.factor}
       greatest = max(greatest, first.norm, second.norm)
       logs[kind] += math.log10(row[kind])
+    # Constants of the parts of the layer.
+    row |= {f"attention_{k}": f(first.radius) for k, f in by_kind.items()}
+    row |= {"mlp": mlp.constant(0.0), "norm": first.norm}
     if not i:
       values = heads.values(first.radius)
       slopes = heads.value_norms * (first.norm if is_first else 1.0)
@@ -321,6 +386,64 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     greatest = max(greatest, last)
     logs = {kind: value + math.log10(last) for kind, value in logs.items()}
   return {"missing": "", "layers": layers, "log10": logs, "norm": greatest}
+
+
+def near(model: Model, params: Any, captured: Capture) -> list[dict[str, Any]]:
+  """Returns constants of the attention of each layer near some sequences.
+
+  Args:
+    model, params: model that has constants (`missing`), and its parameters.
+    captured: hidden states of the sequences, from `capture`.
+
+  Returns:
+    For each layer the greatest norm of a token that attention reads (`radius`),
+    the greatest constant (`frobenius`) and the greatest sum of weights that a
+    token gets (`sink`), over all sequences; see `Heads.point_constant`.
+  """
+  encoder = jax.device_get(params["encoder"])
+  block: Any = model.stacks()["encoder"]
+  options = mixer_options(model)
+  causal = bool(options.get("causal", False))
+  rows = []
+  for i, hidden in enumerate(captured.hidden[:-1]):
+    if i == model.config.num_layers:
+      break  # The last norm of the encoder follows.
+    weights = encoder[f"layer_{i}"]
+    heads = Heads.of(weights["mixer"], options, i)
+    sequences = []
+    for x, mask in zip(exact(hidden), np.asarray(captured.mask), strict=True):
+      x = x[mask]
+      if "norm_mixer" in weights and getattr(block, "norm_first", True):
+        centred = block.norm_type == "layer"
+        x = normalised(x, weights["norm_mixer"], block.norm_epsilon, centred)
+      if len(x):
+        sequences.append((x, *heads.point_constant(x, causal=causal)))
+    lengths = [np.linalg.norm(x, axis=1).max() for x, *_ in sequences]
+    rows.append(
+      {
+        "radius": float(max(lengths)),
+        "frobenius": max(constant for _, constant, _ in sequences),
+        "sink": max(sink for *_, sink in sequences),
+      }
+    )
+  return rows
+
+
+def normalised(
+  x: np.ndarray, weights: Mapping[str, Any], epsilon: float, centred: bool
+) -> np.ndarray:
+  """Returns the LayerNorm of tokens [n, d], or their RMSNorm, float64.
+
+  Args:
+    x: tokens.
+    weights: parameters of the norm.
+    epsilon: number that is added to the variance.
+    centred: True for a LayerNorm.
+  """
+  x = x - x.mean(-1, keepdims=True) if centred else x
+  variance = np.square(x).mean(-1, keepdims=True)
+  scale, bias = exact(weights["scale"]), exact(weights.get("bias", 0.0))
+  return x / np.sqrt(variance + epsilon) * scale + bias
 
 
 class Branch(NamedTuple):

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from jaxformers.analysis.certificates import attention
 from jaxformers.analysis.certificates.ascent import adversarial
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import Model, in_float32
 from jaxformers.models.blocks.invertible import Interval, layers_of
 from jaxformers.models.capture import capture
@@ -274,8 +275,12 @@ def measure_encoder(
   guarantee: dict[str, Any] = {"layers": rows, "all": total}
   if total is None:
     n = model.mask(first).shape[-1]
-    guarantee["attention"] = attention.certify(model, params, n)
-    sentences = _explain_attention(guarantee["attention"], n)
+    found = attention.certify(model, params, n)
+    if not found["missing"]:
+      captured = capture(model, make_variables(model, params), first)
+      found["near"] = attention.near(model, params, captured)
+    guarantee["attention"] = found
+    sentences = _explain_attention(found, n)
   else:
     sentences = _explain(model, total)
   guarantee["says"] = sentences
@@ -305,7 +310,35 @@ def _explain_attention(found: dict[str, Any], n: int) -> list[str]:
       "The bound is vacuous: one normalisation of tokens can multiply a "
       f"small distance by up to {found['norm']:.0f}."
     )
-  return sentences
+  return [*sentences, _attention_table(found, n)]
+
+
+def _attention_table(found: dict[str, Any], n: int) -> str:
+  """Returns the constants of the attention of every layer as text."""
+  titles = ["layer", "norm of tokens", "greatest distance", f"Frobenius ({n})"]
+  titles += ["near the examples", "sink", "feed-forward", "norm"]
+  rows = [
+    (
+      str(i + 1),
+      *(
+        f"{number:.4g}"
+        for number in (
+          row["radius"],
+          row["attention_tokens"],
+          row["attention_frobenius"],
+          here["frobenius"],
+          here["sink"],
+          row["mlp"],
+          row["norm"],
+        )
+      ),
+    )
+    for i, (row, here) in enumerate(
+      zip(found["layers"], found["near"], strict=True)
+    )
+  ]
+  table = markdown_table(titles, rows, right=range(len(titles)))
+  return f"Constants of attention and of the other parts:\n{table}"
 
 
 def _rounded_up(number: float) -> float:

@@ -43,7 +43,7 @@ def least_share(
   """Returns the least share of a class's votes after edits of a text.
 
   With n_s replaced, n_i inserted and n_d deleted tokens it is
-  p^(n_i - n_d) (share - 1 + p^(n_s + n_d)), whatever the classifier does.
+  p^(n_i - n_d) (share - 1 + p^(n_s + n_d)), for every classifier.
 
   Args:
     share: share of the votes for the class before the edits, in [0, 1].
@@ -138,8 +138,8 @@ class Vote:
     return np.asarray(outputs(self._model, self._variables, ids))
 
   @functools.cached_property
-  def alone(self) -> np.ndarray:
-    """Logits of the text of each token alone, float64 [v, c]."""
+  def single(self) -> np.ndarray:
+    """Logits of the text of each single token, float64 [v, c]."""
     size = self._model.config.vocab_size
     ids = np.arange(_padded(size)).reshape(-1, 1) % size
     parts = [
@@ -204,7 +204,7 @@ def certify_vote(
   return Certified(labels, np.array(predicted), radius(share, vote.rate))
 
 
-def treats_tokens_alone(model: Model) -> bool:
+def is_token_wise(model: Model) -> bool:
   """Returns True if logits are means over tokens of functions of the token.
 
   So it is for `random_transject` with one expert, no positions, and the mean of
@@ -228,15 +228,15 @@ def exact_edits(
 ) -> int:
   """Returns the greatest number of edits that cannot change a text's class.
 
-  It is for encoders that `treats_tokens_alone`, and exact: one edit more can
-  change the class, unless the text was cut. Let t_v be the logit of the class
-  minus another logit for the text of the token v alone. The class wins if the
-  sum of t over the tokens is positive. With the tokens in descending order of
+  It applies to token-wise encoders (`is_token_wise`), and is exact: one edit
+  more can change the class, unless the text was cut. Let t_v be the logit of
+  the class minus another logit for the text of the token v. The class wins if
+  the sum of t over the tokens is positive. With the tokens in descending order of
   t, the i-th edit lowers the sum at most by the greatest of t_i - min t
   (replace), t_i (delete) and -min t (insert).
 
   Args:
-    logits: logits of the text of each token of the vocabulary alone, float64
+    logits: logits of the text of each single token, float64
       [v, c]; row 0 is padding.
     ids: tokens of the text, [n], at least one.
     label: class of the text.
@@ -291,9 +291,9 @@ def attack(
     draws: numbers of draws to try an edit, and to predict the class after it.
     rng: source of edits and deletions.
   """
-  alone = vote.alone
-  others = np.delete(alone, label, 1).max(1)
-  tokens = 1 + np.argsort((alone[:, label] - others)[1:])[:STRONGEST]
+  single = vote.single
+  others = np.delete(single, label, 1).max(1)
+  tokens = 1 + np.argsort((single[:, label] - others)[1:])[:STRONGEST]
   is_right, results = True, {}
   for step in range(max(counts) + 1):
     if step in counts:
@@ -346,8 +346,8 @@ def measure_edits(
   Args:
     run: trained classifier of one sequence of ids.
     counts: numbers of edits.
-    deletion: probability p that a token is deleted; 0 for that of the training.
-      Without deletion in training, 0 asks for the exact answer.
+    deletion: probability p that a token is deleted; 0 for its value in
+      training. Without deletion in training, 0 asks for the exact answer.
     draws: numbers of draws to predict a class and to bound its share.
     samples: number of examples to attack.
     examples: number of examples to certify; 0 for `samples`.
@@ -367,13 +367,13 @@ def measure_edits(
   marks = is_text and (source.start or source.end)
   if config.objective != "classification" or not is_text or marks:
     raise UserError(
-      "Edits are of classifiers of one sequence of ids, without ids that open "
-      f"or close it, and {run.task.name} has other inputs: give the run of a "
-      "classifier of texts."
+      "Edits apply to classifiers of one sequence of ids, without ids that "
+      f"open or close it, and {run.task.name} has other inputs: give the run "
+      "of a classifier of texts."
     )
   rate = deletion or trained
   model = in_float32(run.model)
-  if not rate and not treats_tokens_alone(model):
+  if not rate and not is_token_wise(model):
     raise UserError(
       "Without deletion, edits are certified only for random_transject with "
       "mixer.num_experts=1, positions=none, pool=mean and no hidden layer in "
@@ -394,7 +394,7 @@ def measure_edits(
     "examples": len(chosen),
   }
   if not rate:
-    # The class is that of the cut text.
+    # The class belongs to the cut text.
     found = _certify_exactly(vote, texts, labels, run.task.max_len)
     attacked: dict[int, Any] = dict.fromkeys(counts)
   else:
@@ -417,15 +417,15 @@ def _certify_exactly(
   vote: Vote, texts: Sequence[np.ndarray], labels: np.ndarray, max_len: int
 ) -> Certified:
   """Returns the exact certificates of texts, which are cut to `max_len`."""
-  alone = vote.alone
+  single = vote.single
   predicted, edits = [], []
   for ids in texts:
     part = ids[:max_len]
-    means = alone[part].mean(0) if len(part) else alone[0]
+    means = single[part].mean(0) if len(part) else single[0]
     predicted.append(int(means.argmax()))
     is_cut = len(ids) > max_len
     edits.append(
-      exact_edits(alone, part, predicted[-1], is_cut=is_cut)
+      exact_edits(single, part, predicted[-1], is_cut=is_cut)
       if len(part)
       else -1
     )

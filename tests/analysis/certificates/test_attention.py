@@ -104,6 +104,91 @@ def test_no_derivative_of_attention_is_above_the_constants(count, rotary):
   assert (greatest <= 1 + 1e-4).all(), greatest
 
 
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("count", slow_except([6], [6, 60]))
+def test_no_derivative_at_a_point_is_above_its_constant(count, rotary):
+  """And no constant at a point is above the one for all tokens of its norm."""
+  ratios = []
+  for seed in range(count):
+    heads = draw(seed, [0.1, 0.5, 2.0][seed % 3], rotary)
+    n, radius = 2 + seed % 4, [0.3, 1.0, 3.0][seed % 3]
+    causal = bool(seed % 2)
+    for x in inputs(heads, n, radius, seed):
+      function = functools.partial(apply, heads, causal=causal)
+      _, frobenius = factors(function, x)
+      point, sink = heads.point_constant(x, causal=causal)
+      assert 1 - 1e-9 <= sink <= n + 1e-9
+      length = np.linalg.norm(x, axis=1).max()
+      everywhere = heads.frobenius_constant(length, n)
+      ratios.append((frobenius / point, point / everywhere))
+  greatest = np.max(ratios, 0)
+  assert (greatest <= 1 + 1e-4).all(), greatest
+  # The constants say something.
+  assert greatest.min() > 0.4, greatest
+
+
+def test_a_sink_is_a_token_that_all_tokens_see():
+  """Of equal tokens each has the weight 1; of one great key, all weights."""
+  heads = draw(0, 0.0)
+  assert heads.point_constant(np.ones((5, D)))[1] == pytest.approx(1)
+  # The first token of a causal layer is seen by all: 1 + 1/2 + ... + 1/5.
+  _, first = heads.point_constant(np.ones((5, D)), causal=True)
+  assert first == pytest.approx(sum(1 / i for i in range(1, 6)))
+  x = np.ones((5, D))
+  x[2] *= 60
+  heads = draw(0, 1.0)
+  assert heads.point_constant(x)[1] == pytest.approx(5, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    {"mixer": {"causal": True}},
+    {"block": {"norm_type": "rms"}},
+    {"block": {"norm_first": False}},
+  ],
+  ids=str,
+)
+def test_constants_near_sequences_are_below_those_for_all(options):
+  model = models.build(
+    "transformer",
+    vocab_size=9,
+    max_len=6,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+    **options,
+  )
+  params = initial.params(model, model.example())
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), params
+  )
+  ids = np.random.default_rng(0).integers(1, 9, (4, 6)).astype(np.int32)
+  ids[0, 4:] = 0
+  captured = capture(model, make_variables(model, params), jnp.asarray(ids))
+  rows = attention.near(model, params, captured)
+  layers = attention.certify(model, params, 6)["layers"]
+  assert len(rows) == len(layers) == 2
+  for row, layer in zip(rows, layers, strict=True):
+    assert 0.3 * layer["radius"] < row["radius"] <= layer["radius"] * (1 + 1e-6)
+    assert row["frobenius"] <= layer["attention_frobenius"]
+    assert 1 <= row["sink"] <= 6
+  # A padded place changes nothing.
+  short = capture(
+    model, make_variables(model, params), jnp.asarray(ids[:1, :4])
+  )
+  padded = captured._replace(
+    hidden=tuple(h[:1] for h in captured.hidden), mask=captured.mask[:1]
+  )
+  for one, other in zip(
+    attention.near(model, params, short),
+    attention.near(model, params, padded),
+    strict=True,
+  ):
+    assert one == pytest.approx(other, rel=1e-4)
+
+
 @pytest.mark.parametrize(
   "options",
   [

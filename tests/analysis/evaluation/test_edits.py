@@ -170,7 +170,7 @@ def test_an_edit_of_a_cut_text_counts_twice():
 
 
 def test_logits_are_means_of_those_of_single_tokens():
-  """For the encoders that `treats_tokens_alone`, and not for others."""
+  """For the encoders that `is_token_wise`, and not for others."""
   rng = np.random.default_rng(0)
   ids = rng.integers(1, 12, (5, 9)).astype(np.int32)
   ids[3, 4:] = 0
@@ -184,9 +184,9 @@ def test_logits_are_means_of_those_of_single_tokens():
   ]
   for options, is_alone in cases:
     model, params = build("random_transject", **options)
-    assert edits.treats_tokens_alone(model) == is_alone, options
+    assert edits.is_token_wise(model) == is_alone, options
     vote = edits.Vote(model, params, 0.5, 9)
-    means = np.stack([vote.alone[row[row > 0]].mean(0) for row in ids])
+    means = np.stack([vote.single[row[row > 0]].mean(0) for row in ids])
     error = np.abs(means - vote.logits(ids)).max()
     assert (error < 1e-5) == is_alone, (options, error)
 
