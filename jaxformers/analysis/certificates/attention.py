@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from jaxformers import orthogonal
 from jaxformers.models import Model
 from jaxformers.models.activations import SLOPES
 from jaxformers.models.blocks.two_branches import TwoBranches
@@ -65,7 +66,8 @@ class Heads:
     """Returns the weights of a mixer.
 
     Args:
-      weights: parameters of a mixer `softmax`.
+      weights: parameters of a mixer `softmax`; see `with_kernels` for
+        orthogonal parameters.
       options: options of the mixer.
       layer: number of the layer, from 0. The first has no fidelity term.
     """
@@ -303,6 +305,30 @@ class Mlp(NamedTuple):
     return self.second * inner + self.biases[1]
 
 
+def with_kernels(weights: Mapping[str, Any], mixer: Any) -> dict[str, Any]:
+  """Returns the weights of a mixer, with kernels of its orthogonal parameters.
+
+  Args:
+    weights: parameters of a mixer `softmax`.
+    mixer: the unbound module of the mixer.
+  """
+  made = orthogonal.rotations(weights, mixer.orthogonal_map)
+  plain = dict(weights)
+  for name in ("query", "key", "value", "out"):
+    full = orthogonal.parameter_name(name, mixer.orthogonal_map)
+    if full not in made:
+      continue
+    d, heads = len(made[full]), mixer.num_heads
+    size = (heads, d // heads)
+    kernel = exact(made[full]).reshape(
+      *((*size, d) if name == "out" else (d, *size))
+    )
+    plain[name] = {"kernel": kernel}
+    if f"{name}_bias" in weights:
+      plain[name]["bias"] = weights[f"{name}_bias"]
+  return plain
+
+
 def mixer_options(model: Model) -> dict[str, Any]:
   """Returns the options of a model's mixer."""
   return {**model.config.mixer_options(), **model.config.variant.fixed}
@@ -317,9 +343,8 @@ def missing(model: Model) -> str:
     return "only softmax attention in a block of two branches has one"
   if getattr(block, "norm_type", "layer") not in ("layer", "rms"):
     return f"norm_type={block.norm_type} has none"
-  for name in ("orthogonal", "orthogonal_output", "feat_scale"):
-    if options.get(name):
-      return f"the option {name} of attention is not considered"
+  if options.get("feat_scale"):
+    return "the option feat_scale of attention is not considered"
   if block.orthogonal:
     return "the option orthogonal of the block is not considered"
   return ""
@@ -357,7 +382,8 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
   values, slopes = np.zeros(()), np.zeros(())
   for i in range(model.config.num_layers):
     weights = encoder[f"layer_{i}"]
-    heads, mlp = Heads.of(weights["mixer"], options, i), Mlp.of(weights, block)
+    mixer = with_kernels(weights["mixer"], block.mixer(parent=None))
+    heads, mlp = Heads.of(mixer, options, i), Mlp.of(weights, block)
     by_kind: dict[str, Bound] = {
       "tokens": heads.token_constant,
       "frobenius": functools.partial(heads.frobenius_constant, n=n),
@@ -409,7 +435,8 @@ def near(model: Model, params: Any, captured: Capture) -> list[dict[str, Any]]:
     if i == model.config.num_layers:
       break  # The last norm of the encoder follows.
     weights = encoder[f"layer_{i}"]
-    heads = Heads.of(weights["mixer"], options, i)
+    mixer = with_kernels(weights["mixer"], block.mixer(parent=None))
+    heads = Heads.of(mixer, options, i)
     sequences = []
     for x, mask in zip(exact(hidden), np.asarray(captured.mask), strict=True):
       x = x[mask]

@@ -231,8 +231,8 @@ def exact_edits(
   It applies to token-wise encoders (`is_token_wise`), and is exact: one edit
   more can change the class, unless the text was cut. Let t_v be the logit of
   the class minus another logit for the text of the token v. The class wins if
-  the sum of t over the tokens is positive. With the tokens in descending order of
-  t, the i-th edit lowers the sum at most by the greatest of t_i - min t
+  the sum of t over the tokens is positive. With the tokens in descending order
+  of t, the i-th edit lowers the sum at most by the greatest of t_i - min t
   (replace), t_i (delete) and -min t (insert).
 
   Args:

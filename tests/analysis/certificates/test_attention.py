@@ -198,6 +198,9 @@ def test_constants_near_sequences_are_below_those_for_all(options):
     {"head_size": 6},
     {"qkv_bias": False},
     {"use_bias": False},
+    {"orthogonal": True},
+    {"orthogonal": True, "orthogonal_output": True},
+    {"orthogonal_output": True, "use_bias": False},
   ],
 )
 def test_heads_are_those_of_the_mixer(options):
@@ -216,7 +219,7 @@ def test_heads_are_those_of_the_mixer(options):
   params = mixer.init(jax.random.key(0), x, **call)["params"]
   params = jax.tree.map(lambda a: a + 0.3, params)
   want = mixer.apply({"params": params}, x, **call)[0][0]
-  heads = attention.Heads.of(params, options)
+  heads = attention.Heads.of(attention.with_kernels(params, mixer), options)
   np.testing.assert_allclose(apply(heads, x[0], False), want, atol=2e-5)
 
 
@@ -269,6 +272,7 @@ def test_constants_are_attained_by_one_head():
       "pool": "cls",
     },
     {"name": "neutreno", "block": {"norm_first": False}},
+    {"name": "transformer_orthogonal", "block": {"norm_epsilon": 1.0}},
   ],
 )
 def test_no_derivative_of_an_encoder_is_above_its_constant(options):
@@ -355,7 +359,7 @@ def test_fidelity_is_counted_in_the_constants(monkeypatch):
   [
     ("neutreno", {"mixer": {"feat_scale": True}}, "feat_scale"),
     ("s5", {}, "softmax"),
-    ("transformer_orthogonal", {}, "orthogonal"),
+    ("transformer", {"block": {"orthogonal": True}}, "orthogonal"),
     ("transformer", {"block": {"norm_type": "scale"}}, "norm_type=scale"),
     ("transformer_rezero", {"embedding": {"cutoffs": (3,)}}, "greatest norm"),
   ],
