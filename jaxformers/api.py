@@ -189,10 +189,10 @@ def _make_task(
   task = arrays.from_arrays(*examples, **sizes)
   # An objective of pretraining replaces the labels by a reconstruction.
   pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
-  deletion = section.get(DELETION)
-  task = delete(task, deletion) if deletion else task
   if "objective" in pretraining:
     task = reconstruct(task, **pretraining)
+  deletion = section.get(DELETION)
+  task = delete(task, deletion) if deletion else task
   return task, pretraining | ({DELETION: deletion} if deletion else {})
 
 
@@ -216,7 +216,9 @@ def _make_language(
   for name in sizes:
     choose("argument of train for a language model", name, fields)
   options = {key: section[key] for key in fields if key in section} | {**sizes}
-  return language.from_texts(*texts, **options), options
+  task = language.from_texts(*texts, **options)
+  deletion = section.get(DELETION)
+  return (delete(task, deletion) if deletion else task), options
 
 
 def _text(value: Any) -> str:

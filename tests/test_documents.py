@@ -458,6 +458,8 @@ def check_ranks(argv, *, monkeypatch, **_):
 
 COMMANDS = console.COMMANDS
 FEW = ("--samples=2", "--length=16")
+CERTIFIED = ("--samples=2", "--examples=4", "--steps=1", "--deletion=0.5")
+CERTIFIED = (*CERTIFIED, "--draws=4,8")
 # How each program is run here; one that is not in the table fails the test.
 RUNNERS = {
   "jaxformers": check_training,
@@ -477,7 +479,7 @@ RUNNERS = {
       ("isometry", "", *FEW, "--steps=2"),
       ("lipschitz", "transject", *FEW, "--steps=2"),
       ("inverse", "transject", *FEW),
-      ("certified", "", "--samples=2", "--examples=4", "--steps=1"),
+      ("certified", "", *CERTIFIED),
       ("price", "isometric"),
       ("export", "transject", "--length=16"),
       ("perplexity", "language", "--tokens=40", "--strides=1,64"),

@@ -19,6 +19,11 @@ radius of Tsuzuku et al. 2018 (https://arxiv.org/abs/1802.04034), proposition 1,
 adapted to mean pooling when k of n tokens may be replaced by any token of the
 vocabulary. Jia et al. 2019 (https://arxiv.org/abs/1909.00986) instead certify
 substitutions from lists of similar words, at any number of positions.
+
+jaxformers certified runs/votes --edits=1,2,4
+
+certifies insertions, deletions and replacements, by a vote over random
+deletions or exactly (`analysis.evaluation.edits`), and writes `edits.json`.
 """
 
 from __future__ import annotations
@@ -46,7 +51,9 @@ from jaxformers.foundations.errors import UserError
   ),
   cli.option("samples", 200, "number of test examples to attack"),
   cli.option(
-    "examples", 0, "number of test examples to certify (default: all)"
+    "examples",
+    0,
+    "number of test examples to certify (default: all; of votes: --samples)",
   ),
   cli.option("steps", 20, "steps of gradient ascent of each attack"),
   cli.option("seed", 0, "seed of the choice of examples"),
@@ -54,13 +61,17 @@ from jaxformers.foundations.errors import UserError
     "edits",
     "",
     "numbers of edits, such as 1,2,4,8: certify insertions, deletions and "
-    "replacements instead",
+    "replacements, in place of --tokens and --radii",
   ),
   cli.option(
-    "deletion", 0.0, "probability of deletion in votes (default: the run's)"
+    "deletion",
+    0.0,
+    "for --edits: probability of deletion in votes (default: the run's)",
   ),
   cli.option(
-    "draws", "1000,4000", "draws to predict a class, and to bound its share"
+    "draws",
+    "1000,4000",
+    "for --edits: draws to predict a class, and to bound its share",
   ),
 )
 def main(

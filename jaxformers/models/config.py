@@ -461,6 +461,7 @@ def _check_sections(
   kind = f"block {name!r}"
   check_section("block", kind, BLOCKS[name], block, prefix=prefix)
   concatenate = BLOCKS[name].concatenate_positions
+  concatenate = concatenate and options.get("positions") != "none"
   check_width(options["d_model"], concatenate=concatenate)
 
 

@@ -141,10 +141,11 @@ class Embedding(nn.Module):
     max_len: number of positions, for "learned" and "sinusoid_2d".
     d_model: width d.
     positions: "sinusoid", "learned", "sinusoid_2d" for pixels row by row, or
-      "none" for mixers that depend on the order of tokens.
+      "none" for mixers that depend on the order of tokens, or for encoders that
+      are to ignore it.
     concatenate: True to concatenate the vectors of token and position, half of
       the channels each, instead of adding them. This is injective (TransJect,
-      section 4.4).
+      section 4.4). Without positions, tokens have all channels.
     cls: number of learned tokens that are prepended, 0 to 2: a class token, and
       a distillation token. The output is then [b, n + cls, d], and these tokens
       have the first positions. They are initialized to zero before ids and
@@ -196,7 +197,7 @@ class Embedding(nn.Module):
     """
     # Check the options that depend on each other.
     choose("positions", self.positions, POSITIONS)
-    check_width(self.d_model, concatenate=self.concatenate)
+    check_width(self.d_model, concatenate=self.has_channels)
     d = self.d_model // 2 if self.has_channels else self.d_model
     if self.cutoffs and not self.vocab_size:
       raise UserError(

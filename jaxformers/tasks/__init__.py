@@ -59,21 +59,21 @@ def get(name: str = "", **options: object) -> Task:
   pretraining = {key: options.pop(key, None) for key in PRETRAINING}
   statistics: list[Any] = [options.pop(key, None) or () for key in STATISTICS]
   deletion: Any = options.pop(DELETION, 0.0)
-  # Make the task, normalise its images, and delete tokens of its texts.
+  # Make the task, and normalise its images.
   task = call(f"task {name!r}", TASKS[name], options)
   task = normalise(task, *statistics)
-  task = delete(task, deletion) if deletion else task
-  # Replace the task by pre-training on its inputs if this is chosen.
+  # Replace the task by pre-training on its inputs, or by texts with fewer
+  # tokens, if one of them is chosen; `delete` refuses both.
   chosen = {key: value for key, value in pretraining.items() if value}
-  if not chosen:
-    return task
-  if "objective" not in chosen:
+  if chosen and "objective" not in chosen:
     fields = ", ".join(f"config.task.{key}" for key in chosen)
     raise UserError(
       f"{fields} is for pre-training: set config.task.objective to masked or "
       "causal, or remove the option."
     )
-  return call(f"task {name!r}", reconstruct, {"task": task, **chosen})
+  if chosen:
+    task = call(f"task {name!r}", reconstruct, {"task": task, **chosen})
+  return delete(task, deletion) if deletion else task
 
 
 def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:

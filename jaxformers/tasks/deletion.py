@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxformers.data.engine.packed import Packed
 from jaxformers.data.engine.split import Key, Split
+from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction
 from jaxformers.tasks.task import Task
@@ -99,8 +100,8 @@ def keep(ids: np.ndarray, kept: np.ndarray, n: int) -> np.ndarray:
 def left(lengths: Any, rate: float) -> Any:
   """Returns how many tokens random deletion leaves at most, nearly always.
 
-  It is the mean plus four standard deviations of the binomial distribution,
-  which a text exceeds once in 30,000 times, and at least one.
+  It is the mean plus four standard deviations of the binomial distribution, and
+  at least one. What exceeds it is cut.
 
   Args:
     lengths: numbers of tokens, int64 [count].
@@ -124,6 +125,7 @@ def delete(task: Task, deletion: Fraction) -> Task:
   Raises:
     UserError: for another task.
   """
+  ranges.check(delete, {"deletion": deletion}, "config.task")
   reading = task.splits["train"].reading()
   marked = reading.get("start_id") or reading.get("end_id")
   is_plain = task.objective == "classification" and task.num_inputs == 1

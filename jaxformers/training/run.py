@@ -337,6 +337,11 @@ def check_fields(c: RunConfig) -> None:
       f"{c.parallel!r}: remove one of the two."
     )
   choose("field config.margin_loss", c.margin_loss, MARGIN_LOSSES)
+  if c.margin_loss != MARGIN_LOSSES[0] and not c.margin_tokens:
+    raise UserError(
+      f"config.margin_loss={c.margin_loss!r} is a loss for certified training, "
+      "but config.margin_tokens=0: give a number of tokens, such as 4."
+    )
   if c.packing and c.margin_tokens:
     raise UserError(
       f"config.packing=True has no certified training, but margin_tokens="

@@ -8,7 +8,7 @@ import pytest
 from jaxformers import tasks
 from jaxformers.data.engine.loader import Loader
 from jaxformers.foundations.errors import UserError
-from jaxformers.tasks import arrays, deletion
+from jaxformers.tasks import arrays, deletion, reconstruction
 
 
 def texts(count=400, least=1, most=120):
@@ -90,8 +90,8 @@ def test_lengths_are_hardly_exceeded_and_shorten_the_batches():
   for step in range(30):
     rows = split.batch(np.arange(len(split)), 120, (0, step, 0))["inputs"]
     exceeded += ((rows > 0).sum(1) > split.lengths()).sum()
-  # Twice as many as a normal distribution has beyond four deviations, 3e-5,
-  # since a binomial one is skewed.
+  # A normal distribution has 3e-5 beyond four deviations; a binomial one is
+  # skewed.
   assert exceeded < 30 * len(split) * 1e-3
   batch = Loader(split, (task.max_len,)).batch(np.arange(8), (0, 0))
   assert batch["inputs"].shape == (8, 25)
@@ -122,6 +122,14 @@ def test_other_tasks_are_refused(name, message):
     task = dataclasses.replace(task, num_inputs=2)
   with pytest.raises(UserError, match=message):
     tasks.delete(task, 0.5)
+
+
+def test_deletion_and_pretraining_are_not_combined():
+  task = reconstruction.reconstruct(arrays.from_arrays(texts()), "causal")
+  with pytest.raises(UserError, match="another task"):
+    tasks.delete(task, 0.5)
+  with pytest.raises(UserError, match=r"deletion=1.5"):
+    tasks.delete(arrays.from_arrays(texts()), 1.5)
 
 
 def test_the_option_is_checked_before_data_are_read():

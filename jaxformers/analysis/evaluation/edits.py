@@ -20,13 +20,17 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxformers.data.engine.packed import Packed
+from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, Fraction, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import TrainedModel
 from jaxformers.models import Model, in_float32
+from jaxformers.models.bounds import AFFINE
 from jaxformers.models.certificates import ROUNDING
 from jaxformers.models.variables import make_variables, outputs
-from jaxformers.tasks.deletion import Deleted, keep, left
+from jaxformers.tasks.deletion import Deleted, keep
 
 ROWS = 1_000  # Number of texts that a model reads at a time.
 CONFIDENCE = 0.95  # Probability with which a certificate of a vote holds.
@@ -91,19 +95,17 @@ class Vote:
 
   Args:
     model, params: classifier of ids, [b, n], in float32, and its parameters.
-    rate: probability p that a token is deleted.
-    max_len: number of tokens to which texts are cut after the deletion.
+    rate: probability p that a token is deleted. What is left is cut to the
+      length that the model reads.
 
   Attributes:
     rate: probability p that a token is deleted.
   """
 
-  def __init__(
-    self, model: Model, params: Any, rate: float, max_len: int
-  ) -> None:
+  def __init__(self, model: Model, params: Any, rate: float) -> None:
     self._model = model
     self._variables = make_variables(model, params)
-    self.rate, self._max_len = rate, max_len
+    self.rate = rate
 
   def count(
     self, ids: np.ndarray, draws: int, rng: np.random.Generator
@@ -121,9 +123,9 @@ class Vote:
     for start in range(0, draws, ROWS):
       rows = min(ROWS, draws - start)
       drawn = rng.random((rows, len(ids))) >= self.rate
-      longest = max(int(drawn.sum(1).max()), int(left(len(ids), self.rate)))
-      width = min(_padded(longest), self._max_len)
-      kept = keep(np.broadcast_to(ids, drawn.shape), drawn, width)
+      # One length for all texts: padding may change what a model reads.
+      texts = np.broadcast_to(ids, drawn.shape)
+      kept = keep(texts, drawn, self._model.config.max_len)
       # Each number of rows is a program to compile.
       kept = np.pad(kept, ((0, _padded(rows) - rows), (0, 0)))
       votes += np.bincount(self.classes(kept)[:rows], minlength=len(votes))
@@ -160,7 +162,7 @@ class Certified(NamedTuple):
     labels: right classes, int [count].
     predicted: predicted classes, int [count].
     edits: numbers of edits that certainly keep the predicted class, int
-      [count]; -1 for a vote without a certain majority.
+      [count]; -1 where nothing is certain.
   """
 
   labels: np.ndarray
@@ -184,8 +186,9 @@ def certify_vote(
 ) -> Certified:
   """Certifies texts by randomised deletion.
 
-  The class of a text is found by some draws, and the share of its votes is
+  The class of a text is chosen by some draws, and the share of its votes is
   bounded by other draws: the same draws for both would make the bound too high.
+  What is certified is the class that infinitely many draws would choose.
 
   Args:
     vote: classifier by vote.
@@ -208,7 +211,7 @@ def is_token_wise(model: Model) -> bool:
   """Returns True if logits are means over tokens of functions of the token.
 
   So it is for `random_transject` with one expert, no positions, and the mean of
-  the tokens before one linear map.
+  the tokens before an affine map.
   """
   config, block = model.config, model.stacks()["encoder"]
   mixer = getattr(block, "mixer", None)
@@ -217,19 +220,19 @@ def is_token_wise(model: Model) -> bool:
     config.variant.mixer == "transject"
     and getattr(mixer, "num_experts", 0) == 1
     and getattr(mixer, "sigma", "") == "learned"
-    and config.positions in ("", "none")
+    and config.positions == "none"
+    and not config.separator
     and config.pool == "mean"
+    and config.pool_norm in AFFINE
     and not config.head_dim
   )
 
 
-def exact_edits(
-  logits: np.ndarray, ids: np.ndarray, label: int, *, is_cut: bool = False
-) -> int:
+def exact_edits(logits: np.ndarray, ids: np.ndarray, label: int) -> int:
   """Returns the greatest number of edits that cannot change a text's class.
 
-  It applies to token-wise encoders (`is_token_wise`), and is exact: one edit
-  more can change the class, unless the text was cut. Let t_v be the logit of
+  It applies to token-wise encoders (`is_token_wise`), and is exact up to
+  rounding for fewer edits than tokens; see `Certified`. Let t_v be the logit of
   the class minus another logit for the text of the token v. The class wins if
   the sum of t over the tokens is positive. With the tokens in descending order
   of t, the i-th edit lowers the sum at most by the greatest of t_i - min t
@@ -240,8 +243,9 @@ def exact_edits(
       [v, c]; row 0 is padding.
     ids: tokens of the text, [n], at least one.
     label: class of the text.
-    is_cut: True if the text was cut. An edit may then move another token over
-      the cut, and counts as two.
+
+  Returns:
+    The number, at most n - 1; -1 if rounding could change the class.
   """
   most = math.inf
   for other in range(logits.shape[1]):
@@ -257,10 +261,10 @@ def exact_edits(
     # Lowest sums after 1, 2, ... edits of different tokens.
     falls = np.maximum(ordered - least, np.maximum(ordered, -least))
     lowest = total - np.cumsum(falls)
-    # Deleting all tokens leaves an empty text, whose class is not known.
+    # n deletions leave an empty text, which has no mean.
     lost = np.nonzero(lowest <= 0)[0]
     most = min(most, int(lost[0]) if len(lost) else len(ids) - 1)
-  return int(most) // 2 if is_cut else int(most)
+  return int(most)
 
 
 CANDIDATES = 16  # Edits that each step of an attack tries.
@@ -333,11 +337,11 @@ def measure_edits(
   run: TrainedModel,
   *,
   counts: Sequence[int],
-  deletion: float = 0.0,
+  deletion: Fraction = 0.0,
   draws: tuple[int, int] = (1_000, 4_000),
-  samples: int = 200,
-  examples: int = 0,
-  seed: int = 0,
+  samples: PositiveCount = 200,
+  examples: Count = 0,
+  seed: Count = 0,
   split: str = "test",
   confidence: float = CONFIDENCE,
 ) -> dict[str, Any]:
@@ -350,7 +354,8 @@ def measure_edits(
       training. Without deletion in training, 0 asks for the exact answer.
     draws: numbers of draws to predict a class and to bound its share.
     samples: number of examples to attack.
-    examples: number of examples to certify; 0 for `samples`.
+    examples: number of examples to certify; 0 for `samples`, or for all where
+      the answer is exact.
     seed: seed of the choice of examples, of deletions and of attacks.
     split: name of the task's split.
     confidence: probability with which the certificate of each text holds.
@@ -359,31 +364,25 @@ def measure_edits(
     UserError: for other inputs, and without deletion for encoders without an
       exact answer.
   """
-  config, source = run.model.config, run.task.splits[split]
-  trained = getattr(source, "rate", 0.0) if isinstance(source, Deleted) else 0.0
-  source = source.split if isinstance(source, Deleted) else source
-  is_text = isinstance(source, Packed) and config.num_inputs == 1
-  is_text = is_text and config.vocab_size > 0
-  marks = is_text and (source.start or source.end)
-  if config.objective != "classification" or not is_text or marks:
-    raise UserError(
-      "Edits apply to classifiers of one sequence of ids, without ids that "
-      f"open or close it, and {run.task.name} has other inputs: give the run "
-      "of a classifier of texts."
-    )
+  numbers = {"deletion": deletion, "samples": samples}
+  ranges.check(measure_edits, {**numbers, "examples": examples, "seed": seed})
+  if min(counts, default=-1) < 0:
+    raise UserError(f"edits={list(counts)}: give numbers from 0 on.")
+  source, trained = _open(run, split)
   rate = deletion or trained
   model = in_float32(run.model)
   if not rate and not is_token_wise(model):
     raise UserError(
       "Without deletion, edits are certified only for random_transject with "
-      "mixer.num_experts=1, positions=none, pool=mean and no hidden layer in "
-      "the head. Give --deletion=0.9 for a vote over random deletions, best of "
-      "a model that is trained with --config.task.deletion=0.9."
+      "mixer.num_experts=1, positions=none, pool=mean, no norm of tokens and "
+      "no hidden layer in the head. Give --deletion=0.9 for a vote over random "
+      "deletions, best of a model that is trained with "
+      "--config.task.deletion=0.9."
     )
   order = np.random.default_rng(seed).permutation(len(source))
-  chosen = order[: examples or samples]
+  chosen = order[: examples or (samples if rate else len(source))]
   texts, labels = [source[int(i)] for i in chosen], source.labels[chosen]
-  vote = Vote(model, run.params, rate, config.max_len)
+  vote = Vote(model, run.params, rate)
   counts = sorted(counts)
   content: dict[str, Any] = {
     "workdir": str(run.folder),
@@ -413,6 +412,33 @@ def measure_edits(
   return content
 
 
+def _open(run: TrainedModel, split: str) -> tuple[Packed, float]:
+  """Returns the whole texts of a split, and the rate of deletion in training.
+
+  Raises:
+    UserError: for inputs whose edits cannot be certified.
+  """
+  config = run.model.config
+  source = run.task.splits[choose("split", split, run.task.splits)]
+  trained = source.rate if isinstance(source, Deleted) else 0.0
+  source = source.split if isinstance(source, Deleted) else source
+  is_text = isinstance(source, Packed) and config.num_inputs == 1
+  is_text = is_text and config.vocab_size > 0
+  marks = is_text and (source.start or source.end)
+  if config.objective != "classification" or not is_text or marks:
+    raise UserError(
+      "Edits apply to classifiers of one sequence of ids, without ids that "
+      f"open or close it, and {run.task.name} has other inputs: give the run "
+      "of a classifier of texts."
+    )
+  if config.mixer.get("inverse_init") == "batch":
+    raise UserError(
+      'With mixer.inverse_init="batch" a class depends on other texts, so no '
+      "edit of a text can be certified: train with inverse_init=sample."
+    )
+  return source, trained
+
+
 def _certify_exactly(
   vote: Vote, texts: Sequence[np.ndarray], labels: np.ndarray, max_len: int
 ) -> Certified:
@@ -423,12 +449,8 @@ def _certify_exactly(
     part = ids[:max_len]
     means = single[part].mean(0) if len(part) else single[0]
     predicted.append(int(means.argmax()))
-    is_cut = len(ids) > max_len
-    edits.append(
-      exact_edits(single, part, predicted[-1], is_cut=is_cut)
-      if len(part)
-      else -1
-    )
+    is_text = len(part) > 0
+    edits.append(exact_edits(single, part, predicted[-1]) if is_text else -1)
   return Certified(labels, np.array(predicted), np.array(edits))
 
 
@@ -475,7 +497,8 @@ def lines(content: dict[str, Any]) -> list[str]:
     )
   else:
     text.append(
-      "Exact: what is not certified can be changed by so many edits, except "
-      f"in texts that are cut. Accuracy {content['accuracy']:.2%}."
+      "Exact up to rounding: other texts can lose their class by so many "
+      "edits, if they have more tokens and are not cut. Accuracy "
+      f"{content['accuracy']:.2%}."
     )
   return text

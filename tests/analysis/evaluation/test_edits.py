@@ -1,7 +1,9 @@
 """Certificates of edits, against the enumeration of all texts and deletions."""
 
 import collections
+import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ import scipy.stats
 
 from jaxformers import tasks
 from jaxformers.analysis.evaluation import edits
+from jaxformers.commands import certified as command
 from jaxformers.foundations.errors import UserError
 from jaxformers.tasks import arrays
+from jaxformers.training import loop
 from tests.marks import long_except
 from tests.models.test_certificates import build
 from tests.trained import on_task
@@ -160,12 +164,27 @@ def test_the_exact_answer_is_that_of_all_edits(seed):
   assert len(seen) > 1
 
 
-def test_an_edit_of_a_cut_text_counts_twice():
+@pytest.mark.parametrize("seed", range(4))
+def test_an_edit_of_a_cut_text_counts_once(seed):
+  """All edits of the whole text, of which the model reads the beginning."""
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(size=(4, 2)) + np.array([0.6, 0])
+  for _ in range(12):
+    read = int(rng.integers(2, 5))
+    text = tuple(rng.integers(1, 4, read + rng.integers(3)))
+    label = int(logits[list(text[:read])].mean(0).argmax())
+    most = edits.exact_edits(logits, np.array(text[:read]), label)
+    ball = {text}
+    for r in range(1, 3):
+      ball = neighbours(ball, 4)
+      found = {int(logits[list(t[:read])].mean(0).argmax()) for t in ball if t}
+      assert r > most or found == {label}
+
+
+def test_exact_edits_of_a_worked_example():
   logits = np.array([[0.0, 0], [1, 0], [0, 1]])
-  text = np.array([1] * 9)
   # Each replacement lowers the sum of nine by two.
-  assert edits.exact_edits(logits, text, 0) == 4
-  assert edits.exact_edits(logits, text, 0, is_cut=True) == 2
+  assert edits.exact_edits(logits, np.array([1] * 9), 0) == 4
   assert edits.exact_edits(logits, np.array([1, 2, 2]), 0) == -1
 
 
@@ -181,11 +200,13 @@ def test_logits_are_means_of_those_of_single_tokens():
     ({"mixer": {"num_experts": 2}, "positions": "none"}, False),
     ({"mixer": one, "positions": "none", "head_dim": 8}, False),
     ({"mixer": one, "positions": "none", "pool_norm": "running"}, True),
+    ({"mixer": one, "positions": "none", "pool_norm": "layer"}, False),
+    ({"mixer": one, "positions": "none", "pool": "max"}, False),
   ]
   for options, is_alone in cases:
     model, params = build("random_transject", **options)
     assert edits.is_token_wise(model) == is_alone, options
-    vote = edits.Vote(model, params, 0.5, 9)
+    vote = edits.Vote(model, params, 0.5)
     means = np.stack([vote.single[row[row > 0]].mean(0) for row in ids])
     error = np.abs(means - vote.logits(ids)).max()
     assert (error < 1e-5) == is_alone, (options, error)
@@ -196,7 +217,7 @@ def run_of(name, rate=0.0, **options):
   rng = np.random.default_rng(1)
   model, params = build(name, **options)
   rows = [rng.integers(1, 12, n).astype(np.int32) for n in range(2, 26)]
-  vote = edits.Vote(model, params, 0.5, 9)
+  vote = edits.Vote(model, params, 0.5)
   labels = np.array([vote.logits(row[None])[0].argmax() for row in rows])
   labels[:3] = np.arange(3)
   task = arrays.from_arrays((rows, labels), vocab_size=12, max_len=9)
@@ -215,6 +236,7 @@ def test_certified_votes_survive_the_attack():
   for row in found["edits"]:
     assert row["certified"] <= row["attacked"]
   shares = [row["certified"] for row in found["edits"]]
+  assert shares[0] > 0
   assert shares[0] >= shares[1] >= shares[2]
   again = edits.measure_edits(run, split="train", **MEASURE)
   assert again == found
@@ -230,7 +252,7 @@ def test_a_vote_of_texts_longer_than_the_model_reads_is_no_error():
 def test_votes_are_those_of_drawn_texts():
   """The share of a class is the sum over all deletions."""
   model, params = build("isometric")
-  vote = edits.Vote(model, params, 0.6, 9)
+  vote = edits.Vote(model, params, 0.6)
   text = np.array([3, 1, 7, 7, 2])
   want = np.zeros(3)
   for part, share in shares_of(tuple(text), 0.6).items():
@@ -277,6 +299,43 @@ def test_the_exact_answer_is_measured_without_deletion():
   assert "Exact" in "\n".join(edits.lines(found))
 
 
-def test_what_has_no_certificate_is_refused():
-  with pytest.raises(UserError, match="num_experts=1"):
-    edits.measure_edits(run_of("isometric"), split="train", counts=[1])
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({}, "num_experts=1"),
+    ({"deletion": 1.5}, r"deletion=1.5.*\[0, 1\)"),
+    ({"deletion": 0.5, "counts": [-1]}, r"edits=\[-1\]"),
+    ({"deletion": 0.5, "counts": []}, r"edits=\[\]"),
+    ({"deletion": 0.5, "samples": 0}, "samples=0"),
+    ({"deletion": 0.5, "split": "tst"}, "'tst'.*'test'"),
+  ],
+)
+def test_what_has_no_certificate_is_refused(options, message):
+  options = {"split": "train", "counts": [1]} | options
+  with pytest.raises(UserError, match=message):
+    edits.measure_edits(run_of("isometric"), **options)
+
+
+def test_other_inputs_are_refused():
+  run = run_of("isometric")
+  splits = {
+    name: dataclasses.replace(split, end=3)
+    for name, split in run.task.splits.items()
+  }
+  marked = dataclasses.replace(run.task, splits=splits)
+  with pytest.raises(UserError, match="open or close"):
+    edits.measure_edits(
+      dataclasses.replace(run, task=marked), deletion=0.5, counts=[1]
+    )
+
+
+def test_the_command_writes_the_scores_of_a_run(smoke, tmp_path, capsys):
+  loop.run(smoke("lru"), tmp_path)
+  arguments = [str(tmp_path), "--samples=2", "--deletion=0.5"]
+  command.main([*arguments, "--edits=0,1", "--draws=9,40"])
+  assert "Written to" in capsys.readouterr().out
+  content = json.loads((tmp_path / "edits.json").read_text())
+  assert content["draws"] == [9, 40]
+  assert [row["edits"] for row in content["edits"]] == [0, 1]
+  with pytest.raises(SystemExit, match="give two numbers"):
+    command.main([*arguments, "--edits=1", "--draws=9"])
