@@ -30,7 +30,7 @@ from jaxformers.sweep import estimates
 from jaxformers.sweep.grid import Cell
 from jaxformers.sweep.runs import Sweep
 from jaxformers.sweep.slurm import parse_parameters
-from jaxformers.tasks import PRETRAINING, TASKS
+from jaxformers.tasks import DELETION, PRETRAINING, TASKS
 from jaxformers.theory import rank
 from jaxformers.training import loop, optim, topologies
 from launch import pretrain, sweep, tables
@@ -313,7 +313,7 @@ def check_training(argv, *, examples, **_):
   config = Sweep(Path(), overrides).load_config(Cell(spec), 0)
   name, options = config.task.name, config.task.options
   parameters = inspect.signature(TASKS[name]).parameters
-  assert options.keys() <= {*parameters, *PRETRAINING}
+  assert options.keys() <= {*parameters, *PRETRAINING, DELETION}
   assert models.build(**vars(config.model), **NOTHING | SIZES[name])
 
 
