@@ -17,7 +17,6 @@ import flax.linen as nn
 import jax
 
 from jaxformers import orthogonal
-from jaxformers.foundations.errors import UserError
 
 DERIVED = "derived"  # Collection of the products that blocks derive.
 
@@ -174,22 +173,29 @@ def semi_orthogonal(
 
   A matrix [d, k d] is [Q_1 ... Q_k] / sqrt(k) with rotations Q_i, and has
   orthonormal rows. A matrix [k d, d] stacks the rotations vertically, and has
-  orthonormal columns. A square matrix is a rotation.
+  orthonormal columns. A square matrix is a rotation. Any other matrix is the
+  beginning of a rotation of the greater size, whose cost it has.
 
   Args:
     module, name, orthogonal_map: arguments of `rotation`.
-    shape: numbers of rows and columns; one must be a multiple of the other.
-
-  Raises:
-    UserError: if neither number is a multiple of the other.
+    shape: numbers of rows and columns.
   """
-  # Draw k rotations [d, d], and concatenate them.
   d, longer = sorted(shape)
   count, rest = divmod(longer, d)
-  if rest:
-    raise UserError(
-      f"Orthogonal kernels of shape {shape} are made of rotations [{d}, {d}]: "
-      f"{longer} must be a multiple of {d}, such as {d * count}."
-    )
-  q = rotation(module, name, (count, d, d), orthogonal_map) / math.sqrt(count)
-  return (q.swapaxes(0, 1) if shape[0] == d else q).reshape(shape)
+  size = (1, longer, longer) if rest else (count, d, d)
+  return rectangular(rotation(module, name, size, orthogonal_map), shape)
+
+
+def rectangular(q: Any, shape: tuple[int, int]) -> Any:
+  """Returns the matrix of `semi_orthogonal` that rotations make.
+
+  Args:
+    q: rotations, [k, d, d].
+    shape: numbers of rows and columns.
+  """
+  rows, columns = shape
+  count, d, _ = q.shape
+  if d > min(shape):
+    return q[0, :rows, :columns]
+  q = q / math.sqrt(count)
+  return (q.swapaxes(0, 1) if rows == d else q).reshape(shape)

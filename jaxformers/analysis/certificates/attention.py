@@ -32,6 +32,7 @@ from jaxformers.models.blocks.two_branches import TwoBranches
 from jaxformers.models.bounds import token_table
 from jaxformers.models.capture import Capture
 from jaxformers.models.rotary import rotate
+from jaxformers.models.variables import rectangular
 
 KINDS = ("tokens", "frobenius")
 Bound = Callable[[float], float]  # Function of the greatest norm of a token.
@@ -289,6 +290,8 @@ class Mlp(NamedTuple):
   @classmethod
   def of(cls, weights: Mapping[str, Any], block: Any) -> Mlp:
     """Returns the bounds of the feed-forward of a layer."""
+    if block.orthogonal:
+      weights = _with_kernels(weights, block.orthogonal_map)
     parts = [weights[name] for name in ("up", "down")]
     first, second = (float(norms(exact(p["kernel"]))) for p in parts)
     inner, outer = (float(np.linalg.norm(exact(p["bias"]))) for p in parts)
@@ -329,6 +332,26 @@ def with_kernels(weights: Mapping[str, Any], mixer: Any) -> dict[str, Any]:
   return plain
 
 
+def _with_kernels(
+  weights: Mapping[str, Any], orthogonal_map: str
+) -> dict[str, Any]:
+  """Returns kernels and biases of an orthogonal feed-forward."""
+  made = orthogonal.rotations(weights, orthogonal_map)
+  biases = {name: weights[f"{name}_bias"] for name in ("up", "down")}
+  # The feed-forward maps d channels to the width of the first bias, and back.
+  width, d = (len(biases[name]) for name in ("up", "down"))
+  shapes = {"up": (d, width), "down": (width, d)}
+  return {
+    name: {
+      "kernel": rectangular(
+        made[orthogonal.parameter_name(name, orthogonal_map)], shape
+      ),
+      "bias": biases[name],
+    }
+    for name, shape in shapes.items()
+  }
+
+
 def mixer_options(model: Model) -> dict[str, Any]:
   """Returns the options of a model's mixer."""
   return {**model.config.mixer_options(), **model.config.variant.fixed}
@@ -345,8 +368,6 @@ def missing(model: Model) -> str:
     return f"norm_type={block.norm_type} has none"
   if options.get("feat_scale"):
     return "the option feat_scale of attention is not considered"
-  if block.orthogonal:
-    return "the option orthogonal of the block is not considered"
   return ""
 
 

@@ -71,8 +71,7 @@ class TwoBranches(nn.Module):
     init_std: standard deviation of the feed-forward's kernels at
       initialization; 0 for Xavier's initializer.
     orthogonal: True for kernels of the feed-forward with orthonormal rows (W1)
-      and columns (W2), made of rotations (`semi_orthogonal`). Then `mlp_dim`
-      must be a multiple of d, or d a multiple of `mlp_dim`.
+      and columns (W2), made of rotations (`semi_orthogonal`).
     orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters and LayerNorm are float32.
   """
