@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers import models
 from jaxformers.commands import inverse as inverse_command
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import inverse
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
@@ -58,6 +60,40 @@ def test_every_token_of_real_text_comes_back(num_layers):
   np.testing.assert_array_equal(
     positions, np.broadcast_to(np.arange(256), (2, 256))
   )
+
+
+@pytest.mark.parametrize(
+  ("name", "block"),
+  [
+    ("random_transject", {}),
+    ("isometric", {"form": "feed_forward"}),
+    ("allpass", {}),
+  ],
+)
+@pytest.mark.slow
+def test_layers_with_maxmin_are_undone(name, block):
+  """Its feed-forward is not injective, but the residual layer is."""
+  sizes = {"vocab_size": 257, "max_len": 256, "num_classes": 2, "d_model": 16}
+  outputs = []
+  for activation in ("elu", "maxmin"):
+    model = models.build(
+      name, num_layers=2, block={**block, "activation": activation}, **sizes
+    )
+    params = initial.params(model, model.example())
+    params = jax.tree.map(lambda a: a + 0.1 * draws.normal(1, a.shape), params)
+    hidden, side = inverse.forward(model, params, text()[:, :64])
+    x = inverse.inverse(model, params, hidden[-1], side)
+    chex.assert_trees_all_close(x, hidden[0], atol=1e-5)
+    outputs.append(hidden[-1])
+  assert jnp.abs(outputs[0] - outputs[1]).max() > 1e-2
+
+
+def test_maxmin_is_refused_where_there_is_no_feed_forward():
+  sizes = {"vocab_size": 257, "max_len": 16, "num_classes": 2, "d_model": 16}
+  block = {"activation": "maxmin"}
+  with pytest.raises(UserError, match="feed_forward"):
+    model = models.build("isometric", num_layers=1, block=block, **sizes)
+    initial.params(model, model.example())
 
 
 @pytest.mark.slow

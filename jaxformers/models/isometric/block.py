@@ -51,6 +51,7 @@ class Isometric(nn.Module):
       times their number must divide d. () for dilations from 1 to an eighth of
       max_len (`ring.spread_dilations`).
     max_len: greatest number of tokens.
+    activation: activation of H in the form "feed_forward": "elu" or "maxmin".
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type of products; parameters and filters are float32.
   """
@@ -71,6 +72,7 @@ class Isometric(nn.Module):
   num_sections: Annotated[int, Interval("[1, 100]")] = 2
   dilations: tuple[Annotated[int, Interval("[1, 2^15)")], ...] = ()
   max_len: Length = 1_024
+  activation: str = "elu"
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
@@ -91,6 +93,11 @@ class Isometric(nn.Module):
     shape = (self.num_sections, d // 2)
     count = 2 if choose("form", self.form, FORMS) == "feed_forward" else 1
     choose("a", self.a, BOUNDS)
+    if count == 1 and self.activation != "elu":
+      raise UserError(
+        f'activation={self.activation!r} applies to form="feed_forward" only: '
+        "remove one of the two."
+      )
     # Create the parameters: Q_1 and Q_2, lambda, a, b, and W_1 and W_2.
     layers = self.invertible()
     weights = Weights(
@@ -118,4 +125,5 @@ class Isometric(nn.Module):
       self.max_len,
       self.orthogonal_map,
       jnp.dtype(self.dtype),
+      self.activation,
     )

@@ -54,6 +54,7 @@ class Contractive(nn.Module):
     layer: index of this layer, from 0; not used here.
     a: bound of a: "budget" for TransJect's a = alpha / L, or "wide" for a_max.
     a_max: greatest a with a="wide", below 1.
+    activation: activation of H, "elu" or "maxmin".
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
@@ -67,6 +68,7 @@ class Contractive(nn.Module):
   layer: int = 0
   a: str = "wide"
   a_max: Fraction = 0.9
+  activation: str = "elu"
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
@@ -107,7 +109,9 @@ class Contractive(nn.Module):
 
     # a H(x)
     def feed_forward(x: jax.Array) -> jax.Array:
-      y = orthogonal_feed_forward(x.astype(self.dtype), w, bias)
+      y = orthogonal_feed_forward(
+        x.astype(self.dtype), w, bias, self.activation
+      )
       return a.astype(x.dtype) * y.astype(x.dtype)
 
     # Return one branch, or the layer: x + a M(x), then y + a H(y).

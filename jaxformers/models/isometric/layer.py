@@ -102,6 +102,7 @@ class IsometricLayers(InvertibleLayers):
     max_len: greatest number of tokens.
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type of products; filters are float32 or wider.
+    activation: activation of H.
   """
 
   num_layers: int
@@ -112,6 +113,7 @@ class IsometricLayers(InvertibleLayers):
   max_len: int
   orthogonal_map: str
   dtype: Any
+  activation: str = "elu"
 
   def weights(self, variables: Mapping[str, Any]) -> list[Weights]:
     """Returns the weights of every layer."""
@@ -177,7 +179,7 @@ class IsometricLayers(InvertibleLayers):
   def _feed_forward(self, weights: Weights, z: jax.Array) -> jax.Array:
     assert weights.feed_forward is not None
     y = orthogonal_feed_forward(
-      z.astype(self.dtype), weights.feed_forward, weights.bias
+      z.astype(self.dtype), weights.feed_forward, weights.bias, self.activation
     )
     return weights.a * y.astype(z.dtype)
 

@@ -128,8 +128,13 @@ class TransJect(nn.Module):
     return y, sigma
 
   @nn.nowrap
-  def layers(self, num_layers: int) -> TransJectLayers:
-    """Returns the layers around this mixer as pure functions."""
+  def layers(self, num_layers: int, activation: str = "elu") -> TransJectLayers:
+    """Returns the layers around this mixer as pure functions.
+
+    Args:
+      num_layers: number of layers.
+      activation: activation of the feed-forward.
+    """
     return TransJectLayers(
       num_layers,
       self.gating,
@@ -137,6 +142,7 @@ class TransJect(nn.Module):
       self.reconstruction_weight,
       self.orthogonal_map,
       jnp.dtype(self.dtype),
+      activation,
     )
 
   def _first_sigma(self, x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -168,6 +174,8 @@ class Injective(nn.Module):
       `TransJect`.
     num_layers: number L of layers of the encoder.
     layer: index of this layer, from 0; not used here.
+    activation: activation of the feed-forward H: "elu", or "maxmin", which
+      keeps the norm of gradients.
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters are float32.
   """
@@ -181,6 +189,7 @@ class Injective(nn.Module):
   mixer: Callable[..., TransJect]
   num_layers: SmallCount
   layer: int = 0
+  activation: str = "elu"
   orthogonal_map: str = "cayley"
   dtype: Any = jnp.float32
 
@@ -197,7 +206,7 @@ class Injective(nn.Module):
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
     bias = self.param("bias", nn.initializers.zeros, (2, d))
     # Apply the layer as a pure function, which has an inverse.
-    layers = mixer.layers(self.num_layers)
+    layers = mixer.layers(self.num_layers, self.activation)
     y, side = layers.forward(Weights(experts, w, bias), x, sigma, mask)
     self.sow("intermediates", layers.side_name, side)
     return y, sigma
@@ -211,7 +220,7 @@ class Injective(nn.Module):
     mixer = self.mixer(parent=None)
     if type(self) is not Injective or type(mixer) is not TransJect:
       return None
-    return mixer.layers(self.num_layers)
+    return mixer.layers(self.num_layers, self.activation)
 
   @nn.nowrap
   def derive(

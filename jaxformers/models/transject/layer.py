@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import orthogonal
-from jaxformers.models.activations import elu
+from jaxformers.foundations.registry import choose
+from jaxformers.models.activations import NONEXPANSIVE, elu
 from jaxformers.models.blocks.fixed_point import MAX_STEPS, solve
 from jaxformers.models.blocks.invertible import (
   Bound,
@@ -198,23 +199,25 @@ def mixture(
 
 
 def orthogonal_feed_forward(
-  x: jax.Array, w: jax.Array, bias: jax.Array
+  x: jax.Array, w: jax.Array, bias: jax.Array, activation: str = "elu"
 ) -> jax.Array:
-  """Returns ELU(ELU(x W_1 + b_1) W_2 + b_2), which is nonexpansive.
+  """Returns f(f(x W_1 + b_1) W_2 + b_2), which is nonexpansive.
 
-  Source: TransJect, equation 7.
+  Source: TransJect, equation 7, where f is ELU.
 
   Args:
     x: tokens, [b, n, d].
     w: orthogonal matrices W_1 and W_2, [2, d, d].
     bias: biases b_1 and b_2, [2, d].
+    activation: name of f in `activations.NONEXPANSIVE`.
 
   Returns:
     The outputs [b, n, d] in the dtype of x.
   """
-  # Orthogonal maps preserve distances, and ELU is 1-Lipschitz.
+  # Orthogonal maps preserve distances, and f is 1-Lipschitz.
+  function = NONEXPANSIVE[choose("activation", activation, NONEXPANSIVE)]
   for matrix, b in zip(w.astype(x.dtype), bias.astype(x.dtype), strict=True):
-    x = elu(product(x, matrix) + b[None, None])
+    x = function(product(x, matrix) + b[None, None])
   return x
 
 
@@ -276,6 +279,7 @@ class TransJectLayers(InvertibleLayers):
     gating, sigma, reconstruction_weight: see `block.TransJect`.
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type.
+    activation: activation of the feed-forward.
   """
 
   side_name: ClassVar[str] = "gate"
@@ -287,6 +291,7 @@ class TransJectLayers(InvertibleLayers):
   reconstruction_weight: float
   orthogonal_map: str
   dtype: Any
+  activation: str = "elu"
 
   def weights(self, variables: Mapping[str, Any]) -> list[Weights]:
     """Returns the weights of every layer."""
@@ -372,7 +377,7 @@ class TransJectLayers(InvertibleLayers):
 
   def _feed_forward(self, weights: Weights, x: jax.Array) -> jax.Array:
     y = orthogonal_feed_forward(
-      x.astype(self.dtype), weights.feed_forward, weights.bias
+      x.astype(self.dtype), weights.feed_forward, weights.bias, self.activation
     )
     return weights.experts.a * y.astype(x.dtype)
 

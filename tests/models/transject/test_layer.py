@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformers import models, orthogonal
+from jaxformers.models.activations import maxmin
 from jaxformers.models.blocks import invertible
 from jaxformers.models.capture import capture
 from jaxformers.models.mixer import MIXERS
@@ -341,6 +342,23 @@ def test_transject_has_many_negative_activations():
   model, params, ids = encoder(2, 2, 0.5, d=32)
   for x in hidden(model, params, ids):
     assert 0.25 < np.mean(np.asarray(x) < 0) < 0.6
+
+
+def test_maxmin_sorts_pairs_and_keeps_norms():
+  x = draws.normal(0, (2, 3, 6))
+  y = maxmin(x)
+  left, right = jnp.split(x, 2, -1)
+  chex.assert_trees_all_equal(y[..., :3], jnp.maximum(left, right))
+  chex.assert_trees_all_equal(y[..., 3:], jnp.minimum(left, right))
+  w = jnp.stack([orthogonal.cayley(draws.normal(k, (6, 6))) for k in (1, 2)])
+  got, back = jax.vjp(
+    lambda x: t.orthogonal_feed_forward(x, w, jnp.zeros((2, 6)), "maxmin"), x
+  )
+  # The norms of tokens and of gradients stay; ELU lessens them.
+  for one, other in ((got, x), (back(y)[0], y)):
+    np.testing.assert_allclose(
+      jnp.linalg.norm(one, axis=-1), jnp.linalg.norm(other, axis=-1), rtol=1e-5
+    )
 
 
 def test_orthogonal_feed_forward_is_the_formula():
