@@ -68,13 +68,15 @@ class Deleted(Split):
     Returns:
       inputs, int32 [b, n]; targets, int32 [b].
     """
-    whole = int(self.split.lengths()[indices].max(initial=1))
-    batch = self.split.batch(indices, whole)
+    longest = int(self.split.lengths()[indices].max(initial=1))
+    batch = self.split.batch(indices, longest)
     ids = batch["inputs"]
     if key is not None:
       drawn = np.random.default_rng([7, *key]).random(ids.shape)
     else:
-      rows = [np.random.default_rng([8, int(i)]).random(whole) for i in indices]
+      rows = [
+        np.random.default_rng([8, int(i)]).random(longest) for i in indices
+      ]
       drawn = np.stack(rows)
     return batch | {"inputs": keep(ids, drawn >= self.rate, max_len)}
 

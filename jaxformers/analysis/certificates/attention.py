@@ -315,15 +315,15 @@ def with_kernels(weights: Mapping[str, Any], mixer: Any) -> dict[str, Any]:
     weights: parameters of a mixer `softmax`.
     mixer: the unbound module of the mixer.
   """
-  made = orthogonal.rotations(weights, mixer.orthogonal_map)
+  matrices = orthogonal.rotations(weights, mixer.orthogonal_map)
   plain = dict(weights)
   for name in ("query", "key", "value", "out"):
     full = orthogonal.parameter_name(name, mixer.orthogonal_map)
-    if full not in made:
+    if full not in matrices:
       continue
-    d, heads = len(made[full]), mixer.num_heads
+    d, heads = len(matrices[full]), mixer.num_heads
     size = (heads, d // heads)
-    kernel = exact(made[full]).reshape(
+    kernel = exact(matrices[full]).reshape(
       *((*size, d) if name == "out" else (d, *size))
     )
     plain[name] = {"kernel": kernel}
@@ -336,7 +336,7 @@ def _with_kernels(
   weights: Mapping[str, Any], orthogonal_map: str
 ) -> dict[str, Any]:
   """Returns kernels and biases of an orthogonal feed-forward."""
-  made = orthogonal.rotations(weights, orthogonal_map)
+  matrices = orthogonal.rotations(weights, orthogonal_map)
   biases = {name: weights[f"{name}_bias"] for name in ("up", "down")}
   # The feed-forward maps d channels to the width of the first bias, and back.
   width, d = (len(biases[name]) for name in ("up", "down"))
@@ -344,7 +344,7 @@ def _with_kernels(
   return {
     name: {
       "kernel": rectangular(
-        made[orthogonal.parameter_name(name, orthogonal_map)], shape
+        matrices[orthogonal.parameter_name(name, orthogonal_map)], shape
       ),
       "bias": biases[name],
     }

@@ -284,8 +284,8 @@ def attack(
 
   Each step tries `CANDIDATES` random replacements, insertions and deletions,
   and keeps the one that leaves the fewest votes for the class. New tokens are
-  those that alone speak most against it. A text that was wrong after fewer
-  edits counts as wrong.
+  those whose single texts speak most against it. A text that was wrong after
+  fewer edits counts as wrong.
 
   Args:
     vote: classifier by vote.
@@ -394,19 +394,19 @@ def measure_edits(
   }
   if not rate:
     # The class belongs to the cut text.
-    found = _certify_exactly(vote, texts, labels, run.task.max_len)
+    certified = _certify_exactly(vote, texts, labels, run.task.max_len)
     attacked: dict[int, Any] = dict.fromkeys(counts)
   else:
-    found = certify_vote(
+    certified = certify_vote(
       vote, texts, labels, draws=draws, seed=seed, confidence=confidence
     )
     content |= {"draws": list(draws), "confidence": confidence}
     attacked = _attacked(vote, texts[:samples], labels, counts, draws, seed)
     content["attacked"] = min(samples, len(chosen))
-  content["accuracy"] = float((found.predicted == labels).mean())
-  content["undecided"] = float((found.edits < 0).mean())
+  content["accuracy"] = float((certified.predicted == labels).mean())
+  content["undecided"] = float((certified.edits < 0).mean())
   content["edits"] = [
-    {"edits": k, "certified": found.accuracy(k), "attacked": attacked[k]}
+    {"edits": k, "certified": certified.accuracy(k), "attacked": attacked[k]}
     for k in counts
   ]
   return content
