@@ -8,7 +8,9 @@ The command writes the tables `matrix`, a record for each encoder, and
 `telling`, and keeps the other tables of the file. A cell has the median over
 seeds at the length of training and at four times it, and what theory says.
 Cells of the file without a run in the folders stay as they are, so that a table
-can be filled on several machines. Minutes are the mean over the cells of a row.
+can be filled on several machines. With --seeds=0,1,2 cells without all of these
+seeds stay, too: a median of two seeds would replace the value of a third one.
+Minutes are the mean over the cells of a row.
 """
 
 from __future__ import annotations
@@ -99,18 +101,27 @@ def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def records(
-  finished: Sequence[Result], earlier: Sequence[dict[str, Any]] = ()
+  finished: Sequence[Result],
+  earlier: Sequence[dict[str, Any]] = (),
+  seeds: Sequence[int] = (),
 ) -> list[dict[str, Any]]:
   """Returns the records of all encoders, in the order of the plan.
 
   Args:
     finished: contents of `results.json`.
     earlier: records of the table `matrix` whose cells are kept.
+    seeds: seeds that a cell must have; others are left out.
   """
   # The first recipe of an encoder counts.
   new: dict[str, dict[str, Any]] = {}
   for name, cells in diagnostics.rows_of(finished):
-    new.setdefault(f"`{name}`", record(name, cells))
+    complete = {
+      column: every
+      for column, every in cells.items()
+      if {*seeds} <= {run["seed"] for run in every}
+    }
+    if complete:
+      new.setdefault(f"`{name}`", record(name, complete))
   # Join the records with the earlier ones, without their empty cells.
   named = {}
   for each in earlier:
@@ -154,15 +165,20 @@ def figure(made: Sequence[dict[str, Any]]) -> Figure:
   cli.argument("workdirs", nargs="+", type=Path, help="folders of runs"),
   RECORDS,
   cli.argument("--picture", type=Path, help="PNG file for a figure of it"),
+  cli.option("seeds", "", "seeds that a cell must have (default: any)"),
 )
-def main(workdirs: list[Path], out: Path, picture: Path | None) -> None:
+def main(
+  workdirs: list[Path], out: Path, picture: Path | None, seeds: str
+) -> None:
   """Writes the table of the runs to a file of records."""
   found, _ = runs.discover(workdirs)
   finished = [run.results for run in found if run.results]
   if not diagnostics.rows_of(finished):
     raise UserError(f"{workdirs} have no finished diagnostics: run them first.")
   old = read(out)
-  made = records(finished, [each for each in old if each["table"] == TABLES[0]])
+  earlier = [each for each in old if each["table"] == TABLES[0]]
+  needed = cli.numbers("seeds", seeds) if seeds else []
+  made = records(finished, earlier, needed)
   # Write all tables to a new file, and replace the old one.
   new = out.with_suffix(".new")
   new.unlink(missing_ok=True)

@@ -318,6 +318,13 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
   ):
     assert each["values"] == dict(zip(columns, cells, strict=True))
   assert s5["minutes"] == 2.5
+  # Cells without all seeds stay, too: the runs have seed 0.
+  found[:] = [finished("s5", "Z2", 0.25)]
+  diagnostics.main(["runs", f"--out={out}", "--seeds=0,1"])
+  assert programs.read(out)[1] == s5
+  diagnostics.main(["runs", f"--out={out}", "--seeds=0"])
+  changed = programs.read(out)[1]["values"]
+  assert changed["Z2, 8 tokens"] == "25; 0; cannot"
   assert picture.read_bytes().startswith(b"\x89PNG")
 
 
