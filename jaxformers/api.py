@@ -191,8 +191,8 @@ def _make_task(
   pretraining = {k: section[k] for k in PRETRAINING if section.get(k)}
   if "objective" in pretraining:
     task = reconstruct(task, **pretraining)
-  deletion = section.get(DELETION)
-  task = delete(task, deletion) if deletion else task
+  deletion = section.get(DELETION, 0.0)
+  task = delete(task, deletion)
   return task, pretraining | ({DELETION: deletion} if deletion else {})
 
 
@@ -217,8 +217,7 @@ def _make_language(
     choose("argument of train for a language model", name, fields)
   options = {key: section[key] for key in fields if key in section} | {**sizes}
   task = language.from_texts(*texts, **options)
-  deletion = section.get(DELETION)
-  return (delete(task, deletion) if deletion else task), options
+  return delete(task, section.get(DELETION, 0.0)), options
 
 
 def _text(value: Any) -> str:

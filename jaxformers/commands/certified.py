@@ -61,7 +61,7 @@ from jaxformers.foundations.errors import UserError
     "edits",
     "",
     "numbers of edits, such as 1,2,4,8: certify insertions, deletions and "
-    "replacements, in place of --tokens and --radii",
+    "replacements instead of --tokens and --radii",
   ),
   cli.option(
     "deletion",
@@ -88,56 +88,43 @@ def main(
   The files go to the workdir; scores of edits go to `edits.json`. Scores of
   other weights are only printed.
   """
-  if edits:
-    options |= {"deletion": deletion, "draws": cli.numbers("draws", draws)}
-    _certify_edits(workdir, cli.numbers("edits", edits), options)
-    return
-  # Check for the plotting library before the measurement.
   state = states.take_state(options)
-  if not states.describe(state):
+  label = states.describe(state)
+  pair = cli.numbers("draws", draws)
+  if len(pair) != 2 or min(pair) < 1:
+    raise UserError(f"--draws={draws}: give two numbers, such as 1000,4000.")
+  # Check for the plotting library before the measurement.
+  if not (edits or label):
     requirements.require("plots", f"The picture in {workdir}")
   # Certify and attack the predictions.
   run = states.load(workdir, **state)
-  content = certified.measure_certified(
-    run,
-    counts=cli.numbers("tokens", tokens),
-    radii=cli.numbers("radii", radii, float),
-    **options,
-  )
+  if edits:
+    del options["steps"]
+    options |= {"deletion": deletion, "draws": pair}
+    content = measure.measure_edits(
+      run, counts=cli.numbers("edits", edits), **options
+    )
+    lines = measure.lines(content)
+  else:
+    content = certified.measure_certified(
+      run,
+      counts=cli.numbers("tokens", tokens),
+      radii=cli.numbers("radii", radii, float),
+      **options,
+    )
+    lines = certified.lines(content)
   # Print the table, and write it if the weights are the run's.
   print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
-  print("\n".join(certified.lines(content)))
-  if label := states.describe(state):
+  print("\n".join(lines))
+  if label:
     print(f"Not written to {workdir}: {label}.")
     return
-  path = Path(workdir) / "certified.json"
+  path = Path(workdir) / ("edits.json" if edits else "certified.json")
   path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-  certified.figure(content).write(Path(workdir))
-  print(f"Written to {path}, with pictures in the same folder.")
-
-
-def _certify_edits(
-  workdir: str, counts: list[int], options: dict[str, Any]
-) -> None:
-  """Prints the scores of a run under edits, and writes `edits.json`."""
-  state = states.take_state(options)
-  draws = options["draws"]
-  if len(draws) != 2 or min(draws) < 1:
-    raise UserError(
-      f"--draws={','.join(map(str, draws))}: give two numbers, such as "
-      "1000,4000."
-    )
-  run = states.load(workdir, **state)
-  del options["steps"]
-  content = measure.measure_edits(run, counts=counts, **options)
-  print(f"{run.model.config.name} at step {run.step} on {run.task.name}")
-  print("\n".join(measure.lines(content)))
-  if label := states.describe(state):
-    print(f"Not written to {workdir}: {label}.")
-    return
-  path = Path(workdir) / "edits.json"
-  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-  print(f"Written to {path}.")
+  if not edits:
+    certified.figure(content).write(Path(workdir))
+  pictures = "" if edits else ", with pictures in the same folder"
+  print(f"Written to {path}{pictures}.")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def get(name: str = "", **options: object) -> Task:
     )
   if chosen:
     task = call(f"task {name!r}", reconstruct, {"task": task, **chosen})
-  return delete(task, deletion) if deletion else task
+  return delete(task, deletion)
 
 
 def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:

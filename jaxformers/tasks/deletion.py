@@ -122,12 +122,14 @@ def delete(task: Task, deletion: Fraction) -> Task:
 
   Args:
     task: classification task of one sequence of ids.
-    deletion: probability that a token is deleted.
+    deletion: probability that a token is deleted; 0 for the task as it is.
 
   Raises:
     UserError: for another task.
   """
   ranges.check(delete, {"deletion": deletion}, "config.task")
+  if not deletion:
+    return task
   reading = task.splits["train"].reading()
   marked = reading.get("start_id") or reading.get("end_id")
   is_plain = task.objective == "classification" and task.num_inputs == 1

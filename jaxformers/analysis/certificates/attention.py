@@ -187,8 +187,7 @@ class Heads:
     )
     length = np.linalg.norm(query, axis=2)
     if self.rotary:
-      places = np.arange(n)
-      query, key = (_rotated(a, places) for a in (query, key))
+      query, key = _rotated(query), _rotated(key)
       # The matrix between two tokens depends on their distance.
       steep = length * norms(np.moveaxis(self.key, 1, 0))[:, None]
     else:
@@ -226,12 +225,11 @@ class Heads:
     return self.project(sizes) + float(np.linalg.norm(self.out_bias))
 
 
-def _rotated(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _rotated(x: np.ndarray) -> np.ndarray:
   """Returns queries or keys rotated by their places, float64 [h, n, e]."""
   with jax.enable_x64(True):
-    return np.asarray(rotate(jnp.asarray(x)[None], jnp.asarray(places)[None]))[
-      0
-    ]
+    rotated = rotate(jnp.asarray(x)[None], jnp.arange(x.shape[1])[None])
+    return np.asarray(rotated[0])
 
 
 def exact(array: Any) -> np.ndarray:
@@ -352,6 +350,13 @@ def _with_kernels(
   }
 
 
+def _heads(model: Model, weights: Mapping[str, Any], layer: int) -> Heads:
+  """Returns the heads of a layer, from the parameters of the layer."""
+  block: Any = model.stacks()["encoder"]
+  kernels = with_kernels(weights["mixer"], block.mixer(parent=None))
+  return Heads.of(kernels, mixer_options(model), layer)
+
+
 def mixer_options(model: Model) -> dict[str, Any]:
   """Returns the options of a model's mixer."""
   return {**model.config.mixer_options(), **model.config.variant.fixed}
@@ -391,7 +396,6 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     return {"missing": reason}
   encoder = jax.device_get(params["encoder"])
   block: Any = model.stacks()["encoder"]
-  options = mixer_options(model)
   size = _embedded(model, encoder["embedding"])
   has_norms = "norm_mixer" in encoder["layer_0"]
   is_first = has_norms and getattr(block, "norm_first", True)
@@ -403,8 +407,7 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
   values, slopes = np.zeros(()), np.zeros(())
   for i in range(model.config.num_layers):
     weights = encoder[f"layer_{i}"]
-    mixer = with_kernels(weights["mixer"], block.mixer(parent=None))
-    heads, mlp = Heads.of(mixer, options, i), Mlp.of(weights, block)
+    heads, mlp = _heads(model, weights, i), Mlp.of(weights, block)
     by_kind: dict[str, Bound] = {
       "tokens": heads.token_constant,
       "frobenius": functools.partial(heads.frobenius_constant, n=n),
@@ -456,8 +459,7 @@ def near(model: Model, params: Any, captured: Capture) -> list[dict[str, Any]]:
     if i == model.config.num_layers:
       break  # The last norm of the encoder follows.
     weights = encoder[f"layer_{i}"]
-    mixer = with_kernels(weights["mixer"], block.mixer(parent=None))
-    heads = Heads.of(mixer, options, i)
+    heads = _heads(model, weights, i)
     sequences = []
     for x, mask in zip(exact(hidden), np.asarray(captured.mask), strict=True):
       x = x[mask]

@@ -27,6 +27,7 @@ from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import TrainedModel
 from jaxformers.models import Model, in_float32
+from jaxformers.models.batches import apply_in_batches
 from jaxformers.models.bounds import AFFINE
 from jaxformers.models.certificates import ROUNDING
 from jaxformers.models.variables import make_variables, outputs
@@ -126,9 +127,8 @@ class Vote:
       # One length for all texts: padding may change what a model reads.
       texts = np.broadcast_to(ids, drawn.shape)
       kept = keep(texts, drawn, self._model.config.max_len)
-      # Each number of rows is a program to compile.
-      kept = np.pad(kept, ((0, _padded(rows) - rows), (0, 0)))
-      votes += np.bincount(self.classes(kept)[:rows], minlength=len(votes))
+      classes = apply_in_batches(self.classes, kept, _padded(rows))
+      votes += np.bincount(classes, minlength=len(votes))
     return votes
 
   def classes(self, ids: np.ndarray) -> np.ndarray:
@@ -142,16 +142,13 @@ class Vote:
   @functools.cached_property
   def single(self) -> np.ndarray:
     """Logits of the text of each single token, float64 [v, c]."""
-    size = self._model.config.vocab_size
-    ids = np.arange(_padded(size)).reshape(-1, 1) % size
-    parts = [
-      self.logits(part) for part in np.split(ids, max(len(ids) >> 12, 1))
-    ]
-    return np.concatenate(parts)[:size].astype(np.float64)
+    ids = np.arange(self._model.config.vocab_size)[:, None]
+    logits = apply_in_batches(self.logits, ids, min(len(ids), 4_096))
+    return logits.astype(np.float64)
 
 
 def _padded(length: int) -> int:
-  """Returns the next power of two, so that few lengths are compiled."""
+  """Returns the next power of two, so that few numbers are compiled."""
   return 1 << math.ceil(math.log2(max(length, 1)))
 
 
@@ -232,7 +229,7 @@ def exact_edits(logits: np.ndarray, ids: np.ndarray, label: int) -> int:
   """Returns the greatest number of edits that cannot change a text's class.
 
   It applies to token-wise encoders (`is_token_wise`), and is exact up to
-  rounding for fewer edits than tokens; see `Certified`. Let t_v be the logit of
+  rounding for fewer edits than tokens. Let t_v be the logit of
   the class minus another logit for the text of the token v. The class wins if
   the sum of t over the tokens is positive. With the tokens in descending order
   of t, the i-th edit lowers the sum at most by the greatest of t_i - min t
