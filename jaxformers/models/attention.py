@@ -11,12 +11,13 @@ import functools
 import inspect
 import math
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
@@ -48,7 +49,7 @@ from jaxformers.models.parallel import dot_general, product
 from jaxformers.models.reductions import masked_mean
 from jaxformers.models.rotary import number_tokens, rotate
 from jaxformers.models.segments import is_packed, tokens
-from jaxformers.models.variables import rotation
+from jaxformers.models.variables import find_rotations, rotation
 
 # Greatest number of entries of a random array that is a constant of the
 # compiled program. The program draws larger arrays when it runs.
@@ -205,6 +206,8 @@ class Attention(nn.Module):
     options: values of the options of `attend`.
     step: function that continues `attend` from a cache; None if the mixer does
       not support a cache.
+    constants: function that returns the Lipschitz constants of heads; None if
+      they have none. See `attention`.
     num_heads: number of heads h. It must divide d, unless `head_size` is given.
     head_size: number of channels e of a head; 0 for d / h.
     use_bias: True for projections with biases (Skyformer: yes; LRA: no).
@@ -247,10 +250,13 @@ class Attention(nn.Module):
     dtype: compute type; parameters are float32.
   """
 
+  distance: ClassVar[str] = "farthest"  # Distance to which `gain` applies.
+
   attend: Callable[..., Any]
   signature: HeadsSignature
   options: Any
   step: Callable[..., jax.Array] | None = None
+  constants: Callable[..., np.ndarray] | None = None
   num_heads: Width = 2
   head_size: OptionalSize = 0
   use_bias: bool = True
@@ -304,6 +310,35 @@ class Attention(nn.Module):
     # Project the heads to one vector for each token.
     y = self._project_back(jnp.swapaxes(y, 1, 2), d)
     return self._scale_features(y, mask) if self.feat_scale else y, carry
+
+  @property
+  def is_bounded(self) -> bool:
+    """True if `gain` is a Lipschitz constant."""
+    is_rotated = self.orthogonal and self.orthogonal_output
+    adds = self.fidelity or self.learn_fidelity or self.feat_scale
+    return self.constants is not None and is_rotated and not adds
+
+  @nn.nowrap
+  def gain(self, collections: Mapping[str, Any]) -> float:
+    """Returns a Lipschitz constant for sequences with equal masks, in float64.
+
+    The distance of two sequences is the greatest distance of two tokens.
+
+    Args:
+      collections: variables of the mixer: `params`, and `rotations`, which are
+        computed from `params` if missing.
+    """
+    assert self.constants is not None  # See `is_bounded`.
+    # Compute the spectral norms of the maps to heads, [h], and back.
+    norms = {}
+    for name, matrix in find_rotations(
+      collections, self.orthogonal_map
+    ).items():
+      count = 1 if name.startswith("out") else self.num_heads
+      heads = np.split(np.asarray(matrix, np.float64), count, 1)
+      norms[name.partition("_")[0]] = np.linalg.norm(heads, 2, (1, 2))
+    heads = self.constants(norms, collections["params"])
+    return float(norms["out"][0] * np.linalg.norm(heads))
 
   def check_width(self, d: int) -> None:
     """Raises UserError if the size of the heads does not fit the width d."""
@@ -573,6 +608,7 @@ def attention(
   growth: str = "n",
   step: Callable[..., jax.Array] | None = None,
   segments: bool = False,
+  constants: Callable[..., np.ndarray] | None = None,
   **defaults: Any,
 ) -> Callable[[Any], Any]:
   """Registers a function of heads as a mixer, by its signature.
@@ -609,6 +645,11 @@ def attention(
       tokens, given the earlier tokens.
     segments: True if `mask` may be the numbers of packed rows, whose examples
       do not see each other; see `models.segments`.
+    constants: function of the spectral norms [h] of the maps to heads, by name
+      (`query`, `key` and `value`), and of the parameters of the mixer. It
+      returns the Lipschitz constant of each head, [h], for the greatest
+      distance of two tokens. It needs orthogonal=True and
+      orthogonal_output=True. None if heads have no such constant.
     **defaults: attributes of `Attention` for which this mixer has another
       default, such as num_heads=1. `mixer_defaults` of a config do not change
       these defaults.
@@ -637,7 +678,9 @@ def attention(
         key: values.pop(key, default)
         for key, default in signature.options.items()
       }
-      return Attention(attend, signature, options, step, **(defaults | values))
+      return Attention(
+        attend, signature, options, step, constants, **(defaults | values)
+      )
 
     # Hide options without effect, such as `dropout_rate` without dropout.
     settable = _settable_attributes(signature.tools)
@@ -657,7 +700,9 @@ def attention(
 
 
 # Attributes of `Attention` that the registration sets, not a config.
-_NOT_OPTIONS = {"attend", "signature", "options", "step", "parent", "name"}
+_NOT_OPTIONS = {
+  *("attend", "signature", "options", "step", "constants", "parent", "name")
+}
 
 
 def shared_options() -> list[str]:

@@ -33,7 +33,7 @@ POOLED = {
   "mean": lambda change, n: change.mean,
   "root_mean": lambda change, n: n**0.5 * change.mean,
   "max": lambda change, n: change.norm,
-  "first": lambda change, n: change.norm,
+  "first": lambda change, n: change.farthest,
 }
 # Values of `pool_norm` that are affine maps in evaluation.
 AFFINE = ("", "running", "batch")
@@ -202,7 +202,7 @@ def nearest_wrong(
   # Norms of the change of the embedded sequence: Frobenius, sum and mean.
   # The small constant gives sequences without tokens a finite gradient.
   norm = jnp.sqrt(jnp.square(far).sum(1) + 1e-12)
-  moved = bound(Change(norm, total, total / count), count)
+  moved = bound(Change(norm, total, total / count, far[:, 0]), count)
   # A margin changes by at most |w_target - w_class| times the bound.
   columns = head_kernels(model, params, exact=False)[-1].T
   gaps = jnp.square(columns[targets][:, None] - columns[None]).sum(-1)

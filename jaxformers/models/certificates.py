@@ -74,7 +74,8 @@ def replaced(reach: np.ndarray, mask: np.ndarray, k: Any) -> Change:
   far = np.where(np.arange(far.shape[1]) < np.reshape(k, (-1, 1)), far, 0)
   count = np.maximum(mask.sum(1), 1)
   total = far.sum(1)
-  return Change(np.sqrt(np.square(far).sum(1)), total, total / count)
+  norm = np.sqrt(np.square(far).sum(1))
+  return Change(norm, total, total / count, far.max(1))
 
 
 def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
@@ -84,7 +85,7 @@ def perturbed(radius: np.ndarray, n: np.ndarray) -> Change:
     radius: Frobenius norms, [b].
     n: numbers of tokens, [b].
   """
-  return Change(radius, np.sqrt(n) * radius, radius / np.sqrt(n))
+  return Change.within(radius, n)
 
 
 def is_certified(

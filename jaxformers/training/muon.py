@@ -49,15 +49,25 @@ def axes(path: Any, leaf: Any) -> MuonDimensionNumbers | None:
   """
   if orthogonal.is_parameter(path):
     return MuonDimensionNumbers(-2, -1)
+  split = split_axes(path, leaf)
+  if split is None:
+    return None
+  places = tuple(range(leaf.ndim))
+  return MuonDimensionNumbers(places[:split], places[split:])
+
+
+def split_axes(path: Any, leaf: Any) -> int | None:
+  """Returns the number of input axes of a kernel; None for other parameters.
+
+  Args:
+    path: path of a parameter, of `jax.tree_util`.
+    leaf: the parameter.
+  """
   name = jax.tree_util.keystr(path, simple=True, separator="/")
   if not KERNEL.fullmatch(name) or leaf.ndim not in (2, 3):
     return None
-  if leaf.ndim == 2:
-    return MuonDimensionNumbers(0, 1)
   # Heads are outputs, [d, h, e], or inputs of the last map, [h, e, d].
-  is_last = name.endswith("out/kernel")
-  split = ((0, 1), (2,)) if is_last else ((0,), (1, 2))
-  return MuonDimensionNumbers(*split)
+  return 2 if leaf.ndim == 3 and name.endswith("out/kernel") else 1
 
 
 def scale_by_muon(

@@ -30,6 +30,7 @@ from jaxformers.foundations.ranges import (
 )
 from jaxformers.foundations.registry import Registry, call, choose, unknown
 from jaxformers.models.kinds import KINDS, UNDECAYED
+from jaxformers.training.caps import cap_weights
 from jaxformers.training.muon import scale_by_muon
 from jaxformers.training.riemannian import riemannian
 
@@ -230,6 +231,10 @@ class SharedOptions:
       from 0, is multiplied by c^(L - i), the embedding's by c^(L + 1), and a
       head's by 1 (Clark et al. 2020, ELECTRA, https://arxiv.org/abs/2003.10555,
       appendix B).
+    cap: "soft" or "exact" to keep every kernel of a layer at a greatest norm,
+      and rows of the embedding at a root mean square of 1; see `caps`. "" for
+      no cap.
+    cap_max: greatest norm of a kernel between vectors of root mean square 1.
     frozen: parts that are not trained, separated by commas, such as
       encoder/embedding,encoder/layer_0, or encoder. Running averages of
       normalisation layers are still updated.
@@ -240,6 +245,8 @@ class SharedOptions:
   cycle_momentum: bool = False
   groups: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   layer_decay: PositiveShare = 1.0
+  cap: str = ""
+  cap_max: Scale = 1.0
   frozen: str = ""
 
 
@@ -516,6 +523,8 @@ def build_optimizer(
     scales.append(scale_by_path(factor))
   # Scale before the Riemannian step, so that matrices stay orthogonal.
   tx = riemannian(optax.chain(*clips, tx, *scales))
+  if shared.cap:
+    tx = optax.chain(tx, cap_weights(shared.cap, shared.cap_max))
   if not frozen:
     return tx, rate
 

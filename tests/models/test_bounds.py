@@ -62,8 +62,9 @@ def test_the_bound_for_gradients_is_that_of_certificates(case):
   variables = make_variables(model, params)
   n = np.array([6, 3])
   change = Change(
-    np.array([0.5, 2.0]), np.array([0.8, 2.5]), np.array([0.1, 1])
+    *([0.5, 2.0], [0.8, 2.5], [0.1, 1], [0.4, 1.5])
   )
+  change = Change(*map(np.array, change))
   want = bounds.find_bound(model, variables)(change, n)
   assert want.dtype == np.float64
   smooth = bounds.find_bound(model, variables, exact=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.models import Model
+from jaxformers.models.blocks.fixed_point import LENGTHS, Length
 from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
@@ -92,10 +94,10 @@ def _ratios(
   x: jax.Array,
   mask: jax.Array,
   unit: jax.Array,
-) -> tuple[Ratio, Ratio]:
-  """Returns two functions: the ratios of token and of sequence distances.
+) -> dict[str, Ratio]:
+  """Returns functions for the ratios of the distances of `adversarial`.
 
-  Both map a tree of points to the distance after the encoder over the distance
+  They map a tree of points to the distance after the encoder over the distance
   before it.
 
   Args:
@@ -125,19 +127,22 @@ def _ratios(
     # Set the ratio of pairs with padding to 1: its logarithm is 0.
     return jnp.where(both, after / jnp.where(both, before, 1), 1)
 
-  def sequences(points: Any) -> jax.Array:
+  def sequences(length: Length, points: Any) -> jax.Array:
     # Move only the tokens: both sequences of a pair keep the same padding.
     ends = [
       first_and_last(jnp.where(mask[..., None], end, x))
       for end in _ends(points, (1, 2), unit * root)
     ]
     before, after = (
-      jnp.sqrt(jnp.square(jnp.where(mask[..., None], a - b, 0)).sum((1, 2)))
+      length(jnp.where(mask[..., None], a - b, 0))
       for a, b in zip(*ends, strict=True)
     )
     return after / before
 
-  return tokens, sequences
+  ratios: dict[str, Ratio] = {"tokens": tokens}
+  for kind, length in LENGTHS.items():
+    ratios[kind] = functools.partial(sequences, length)
+  return ratios
 
 
 def adversarial(
@@ -145,6 +150,7 @@ def adversarial(
   params: Any,
   ids: jax.Array,
   *,
+  kinds: Sequence[str] = ("tokens", "sequences"),
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Interval]:
@@ -157,13 +163,16 @@ def adversarial(
   Args:
     model, params: model and parameters from `models.build`, in evaluation.
     ids: samples to start from, [b, n] or [b, 2, n].
-    steps: number of Adam steps of each of the four searches.
+    kinds: kinds of pairs; see below.
+    steps: number of Adam steps of each of the two searches of a kind.
     seed: seed of the directions.
 
   Returns:
-    (smallest factor, largest factor) for two kinds of pairs. `tokens`: pairs of
+    (smallest factor, largest factor) for each kind of pairs. `tokens`: pairs of
     neighbouring tokens; all pairs are optimised together, and a token may move
-    anywhere in R^d. `sequences`: pairs of whole sequences with the same mask.
+    anywhere in R^d. `sequences`: pairs of whole sequences with the same mask,
+    in the Frobenius norm. `farthest`: the same pairs, whose distance is the
+    greatest distance of two tokens at one place.
 
   Raises:
     UserError: if no sample has two tokens next to each other.
@@ -182,7 +191,7 @@ def adversarial(
     )
   # Measure lengths in units of the root mean square norm of a token.
   unit = jnp.sqrt(jnp.square(x).sum(-1).mean(where=mask))
-  tokens, sequences = _ratios(model, variables, ids, x, mask, unit)
+  ratios = _ratios(model, variables, ids, x, mask, unit)
   key = jax.random.key(seed)
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:
@@ -196,15 +205,14 @@ def adversarial(
 
   # Centre the starts at the middles of token pairs, and at the sequences.
   middle = (x[:, 0:n:2] + x[:, 1:n:2]) / 2
-  starts = {
-    # `both` leaves out pairs with padding, whose ratio is set to 1.
-    "tokens": (tokens, points(middle, (*middle.shape[:2], 1)), both),
-    "sequences": (sequences, points(x, (len(x), 1, 1)), ...),
-  }
+  # `both` leaves out pairs with padding, whose ratio is set to 1.
+  starts = {"tokens": (points(middle, (*middle.shape[:2], 1)), both)}
+  starts |= dict.fromkeys(LENGTHS, (points(x, (len(x), 1, 1)), ...))
   # Search for the smallest and the largest ratio of each kind.
   results = {}
-  for name, (ratio, start, chosen) in starts.items():
-    run = jax.jit(functools.partial(ascend, ratio, steps=steps))
+  for kind in kinds:
+    start, chosen = starts[choose("kind of pairs", kind, starts)]
+    run = jax.jit(functools.partial(ascend, ratios[kind], steps=steps))
     low, high = (run(start, sign=sign)[chosen] for sign in (-1.0, 1.0))
-    results[name] = (float(low.min()), float(high.max()))
+    results[kind] = (float(low.min()), float(high.max()))
   return results

@@ -49,6 +49,7 @@ class Heads:
     out_bias: its bias, [d].
     rotary: True for rotary positions.
     fidelity: weight of the term lambda (v0 - v), see `Attention`.
+    exponent: power of e that divides the scores, see `softmax`.
   """
 
   query: np.ndarray
@@ -59,6 +60,7 @@ class Heads:
   out_bias: np.ndarray
   rotary: bool = False
   fidelity: float = 0.0
+  exponent: float = 0.5
 
   @classmethod
   def of(
@@ -81,7 +83,13 @@ class Heads:
     bias = exact(weights["out"].get("bias", np.zeros(out.shape[-1])))
     rotary = bool(options.get("rotary", False))
     fidelity = _fidelity(options, weights, layer) if layer else 0.0
-    return cls(query, key, value, biases, out, bias, rotary, fidelity)
+    exponent = options.get("exponent", cls.exponent)
+    return cls(query, key, value, biases, out, bias, rotary, fidelity, exponent)
+
+  @property
+  def scale(self) -> float:
+    """Factor of q k.T in the scores."""
+    return self.query.shape[2] ** -self.exponent
 
   @functools.cached_property
   def score_norms(self) -> np.ndarray:
@@ -91,7 +99,6 @@ class Heads:
     for keys j; the third row the part of |d score / d x_i| that differs between
     keys, and does not depend on them.
     """
-    scale = self.query.shape[2] ** -0.5
     query, key = (np.moveaxis(k, 1, 0) for k in (self.query, self.key))
     query_bias, key_bias = self.biases[:2]
     if self.rotary:
@@ -106,7 +113,7 @@ class Heads:
       to_key = np.linalg.norm(np.einsum("hde,he->hd", key, query_bias), axis=1)
       # A key's bias adds the same number to all scores of a query.
       to_query = np.zeros_like(to_key)
-    return scale * np.stack([both, to_key, to_query])
+    return self.scale * np.stack([both, to_key, to_query])
 
   def slopes(self, radius: float) -> np.ndarray:
     """Returns bounds on how scores change with keys and with queries, [2, h].
@@ -178,7 +185,7 @@ class Heads:
       The constant, and the greatest sum of weights that a token gets, between 1
       and n, of all heads.
     """
-    n, scale = len(x), self.query.shape[2] ** -0.5
+    n, scale = len(x), self.scale
     query, key = (
       np.einsum("nd,dhe->hne", x, kernel) + bias[:, None]
       for kernel, bias in zip(
@@ -286,13 +293,15 @@ class Mlp(NamedTuple):
   slope: float
 
   @classmethod
-  def of(cls, weights: Mapping[str, Any], block: Any) -> Mlp:
-    """Returns the bounds of the feed-forward of a layer."""
+  def of(cls, weights: Mapping[str, Any], block: Any, d: int) -> Mlp:
+    """Returns the bounds of the feed-forward of a layer on d channels."""
     if block.orthogonal:
-      weights = _with_kernels(weights, block.orthogonal_map)
+      weights = _with_kernels(weights, block, d)
     parts = [weights[name] for name in ("up", "down")]
     first, second = (float(norms(exact(p["kernel"]))) for p in parts)
-    inner, outer = (float(np.linalg.norm(exact(p["bias"]))) for p in parts)
+    inner, outer = (
+      float(np.linalg.norm(exact(p.get("bias", 0.0)))) for p in parts
+    )
     return cls(first, second, (inner, outer), SLOPES[block.activation])
 
   def constant(self, radius: float) -> float:
@@ -331,20 +340,17 @@ def with_kernels(weights: Mapping[str, Any], mixer: Any) -> dict[str, Any]:
 
 
 def _with_kernels(
-  weights: Mapping[str, Any], orthogonal_map: str
+  weights: Mapping[str, Any], block: Any, d: int
 ) -> dict[str, Any]:
-  """Returns kernels and biases of an orthogonal feed-forward."""
-  matrices = orthogonal.rotations(weights, orthogonal_map)
-  biases = {name: weights[f"{name}_bias"] for name in ("up", "down")}
-  # The feed-forward maps d channels to the width of the first bias, and back.
-  width, d = (len(biases[name]) for name in ("up", "down"))
-  shapes = {"up": (d, width), "down": (width, d)}
+  """Returns kernels and biases of an orthogonal feed-forward on d channels."""
+  matrices = orthogonal.rotations(weights, block.orthogonal_map)
+  shapes = {"up": (d, block.mlp_dim), "down": (block.mlp_dim, d)}
   return {
     name: {
       "kernel": rectangular(
-        matrices[orthogonal.parameter_name(name, orthogonal_map)], shape
+        matrices[orthogonal.parameter_name(name, block.orthogonal_map)], shape
       ),
-      "bias": biases[name],
+      "bias": weights.get(f"{name}_bias", 0.0),
     }
     for name, shape in shapes.items()
   }
@@ -369,7 +375,7 @@ def missing(model: Model) -> str:
   options = mixer_options(model)
   if config.variant.mixer != "softmax" or not isinstance(block, TwoBranches):
     return "only softmax attention in a block of two branches has one"
-  if getattr(block, "norm_type", "layer") not in ("layer", "rms"):
+  if getattr(block, "norm_type", "layer") not in ("layer", "rms", "none"):
     return f"norm_type={block.norm_type} has none"
   if options.get("feat_scale"):
     return "the option feat_scale of attention is not considered"
@@ -407,7 +413,8 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
   values, slopes = np.zeros(()), np.zeros(())
   for i in range(model.config.num_layers):
     weights = encoder[f"layer_{i}"]
-    heads, mlp = _heads(model, weights, i), Mlp.of(weights, block)
+    heads = _heads(model, weights, i)
+    mlp = Mlp.of(weights, block, model.config.d_model)
     by_kind: dict[str, Bound] = {
       "tokens": heads.token_constant,
       "frobenius": functools.partial(heads.frobenius_constant, n=n),
@@ -521,7 +528,7 @@ def _branch(
   reach: Bound,
   pull: float = 0.0,
 ) -> Branch:
-  """Returns the bounds of x + r f(norm x), or of norm(x + r f(x)).
+  """Returns the bounds of s x + r f(norm x), or of norm(s x + r f(x)).
 
   Args:
     block: block of the layer.
@@ -533,16 +540,17 @@ def _branch(
     pull: Lipschitz constant of a term of f that depends on the embedded tokens,
       relative to the constant of the layers before.
   """
-  share = abs(float(weights.get("residual", 1.0)))
+  shares = block.shares(abs(float(weights.get("residual", 1.0))))
+  keep, share = shares.x, getattr(shares, name.removeprefix("norm_"))
   norm = None
   if name in weights:
     norm = read_norm(weights[name], block.norm_epsilon)
   if norm and getattr(block, "norm_first", True):
     slope = norm.constant * constant(norm.reach) + pull
-    after = size + share * reach(norm.reach)
-    return Branch(1 + share * slope, norm.reach, after, norm.constant)
-  factor = 1 + share * (constant(size) + pull)
-  after = size + share * reach(size)
+    after = keep * size + share * reach(norm.reach)
+    return Branch(keep + share * slope, norm.reach, after, norm.constant)
+  factor = keep + share * (constant(size) + pull)
+  after = keep * size + share * reach(size)
   if norm:
     total = norm.constant * factor
     return Branch(total, size, norm.reach, norm.constant)

@@ -20,12 +20,13 @@ from jaxformers.analysis.certificates.ascent import adversarial
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import Model, in_float32
+from jaxformers.models.blocks.fixed_point import LENGTHS
 from jaxformers.models.blocks.invertible import Interval, layers_of
 from jaxformers.models.capture import capture
 from jaxformers.models.inverse import layers_in_float32
 from jaxformers.models.variables import make_variables, of_stack
 
-KINDS = ("tokens", "sequences")
+KINDS = ("tokens", "sequences", "farthest")
 
 
 def guaranteed(
@@ -269,21 +270,26 @@ def measure_encoder(
       for kind in KINDS
       if all(kind in row for row in rows)
     }
-  # Search for pairs whose factors come near the bounds.
-  first = jnp.asarray(batches[0])
-  extremes = adversarial(model, params, first, steps=steps, seed=seed)
+  # Search in all distances for which there is a bound.
+  kinds = tuple(k for k in KINDS if k != "farthest" or k in (total or {}))
   guarantee: dict[str, Any] = {"layers": rows, "all": total}
+  first = jnp.asarray(batches[0])
   if total is None:
     n = model.mask(first).shape[-1]
     found = attention.certify(model, params, n)
     if not found["missing"]:
       captured = capture(model, make_variables(model, params), first)
       found["near"] = attention.near(model, params, captured)
+      kinds = KINDS
     guarantee["attention"] = found
     sentences = _explain_attention(found, n)
   else:
     sentences = _explain(model, total)
   guarantee["says"] = sentences
+  # Search for pairs whose factors come near the bounds.
+  extremes = adversarial(
+    model, params, first, kinds=kinds, steps=steps, seed=seed
+  )
   return {
     "guaranteed": guarantee,
     "measured": measured,
@@ -350,12 +356,17 @@ def _explain(model: Model, total: dict[str, Interval]) -> list[str]:
   """Returns sentences that explain the certificate `total` of the encoder."""
   layers = layers_in_float32(model)
   # Endings of the sentence about a lower bound of 0.
+  apart = ", so nothing keeps two of them apart; the upper bound is"
   vacuous = {
     "tokens": "; distances grow by at most",
-    "sequences": ", so nothing keeps two of them apart; the upper bound is",
+    "sequences": apart,
+    "farthest": apart,
   }
   sentences = []
   nouns = {"tokens": "Two tokens of one sample", "sequences": layers.scope()}
+  if "farthest" in total:
+    nouns["farthest"] = f"{layers.scope()}, greatest distance of two tokens"
+    del nouns["sequences"]
   for kind, noun in nouns.items():
     if kind not in total:
       sentences.append(f"{noun}: nothing is guaranteed, for tokens meet.")
@@ -365,7 +376,9 @@ def _explain(model: Model, total: dict[str, Interval]) -> list[str]:
     if not low > 0:
       change = f"the lower bound is vacuous (0){vacuous[kind]} {high:.4g}."
     sentences.append(f"{noun}: {change}")
-  is_bounded = "sequences" in total and total["sequences"][0] > 0
+  is_bounded = any(
+    total[kind][0] > 0 for kind in LENGTHS if kind in total
+  )
   return sentences + layers.remarks(bounded=is_bounded)
 
 
@@ -377,12 +390,15 @@ def factor_table(content: dict[str, Any]) -> str:
 
   def line(label: str, intervals: Any) -> str:
     by_kind = intervals or {}
-    spans = [span(*by_kind[k]) if k in by_kind else "-" for k in KINDS]
-    return f"{label:>5}  {spans[0]:18}  {spans[1]:18}"
+    spans = [span(*by_kind[k]) if k in by_kind else "-" for k in kinds]
+    return "  ".join([f"{label:>5}", *(f"{span:18}" for span in spans)])
 
   # Write a line for each layer.
   guarantee, measured = content["guaranteed"], content["measured"]
-  lines = ["layer  guaranteed, tokens  sequences           activation factor"]
+  # Show the greatest distance of two tokens only where it was searched.
+  kinds = [kind for kind in KINDS if kind in content["adversarial"]]
+  titles = [f"{title:18}" for title in ("guaranteed, tokens", *kinds[1:])]
+  lines = ["  ".join(["layer", *titles, "activation factor"])]
   # Skip the embedding, whose factor is 1.
   for i, factor in enumerate(measured["factors"][1:]):
     label = line(str(i + 1), (guarantee["layers"] or {i: None})[i])

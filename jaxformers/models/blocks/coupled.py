@@ -333,7 +333,7 @@ class CoupledLayers(InvertibleLayers):
         mean = change.mean + rate * change.norm / n**0.5
         norm = _shear(rate) * change.norm
         mean = lesser(mean, norm / n**0.5)
-        change = Change(norm, n**0.5 * norm, mean)
+        change = Change.within(norm, n)._replace(mean=mean)
       return change
 
     return move

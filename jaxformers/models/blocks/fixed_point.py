@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Length = Callable[[jax.Array], jax.Array]
 MAX_STEPS = 64  # A Lipschitz constant below 1/2 needs 53 in float64.
 
 
@@ -31,6 +32,28 @@ def enough_steps(rate: float) -> int:
   return math.ceil(math.log(eps) / math.log(rate)) + 8
 
 
+def token_norms(x: jax.Array) -> jax.Array:
+  """Returns the norm of each token, [b, n, d] -> [b, n]."""
+  return jnp.linalg.norm(x, axis=-1)
+
+
+def sequence_norms(x: jax.Array) -> jax.Array:
+  """Returns the Frobenius norm of each sequence, [b, n, d] -> [b]."""
+  return jnp.sqrt(jnp.square(x).sum((-2, -1)))
+
+
+def greatest_norms(x: jax.Array) -> jax.Array:
+  """Returns the greatest norm of a token of each sequence, [b, n, d] -> [b]."""
+  return token_norms(x).max(-1)
+
+
+# Lengths of the difference of two sequences; see `invertible`'s certificates.
+LENGTHS: dict[str, Length] = {
+  "sequences": sequence_norms,
+  "farthest": greatest_norms,
+}
+
+
 def solve(
   y: jax.Array,
   branch: Callable[[jax.Array], jax.Array],
@@ -39,6 +62,7 @@ def solve(
   *,
   max_steps: int = MAX_STEPS,
   dtype: Any = None,
+  length: Length = token_norms,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the x with x + branch(x) = y, by iterating x = y - branch(x).
 
@@ -50,13 +74,16 @@ def solve(
 
   Args:
     y: right-hand sides, [..., d].
-    branch: function of x, whose Lipschitz constant for each token is at most
-      `rate`, in the Euclidean norm.
+    branch: function of x, whose Lipschitz constant is at most `rate`, for each
+      token in the Euclidean norm.
     rate: Lipschitz constant in [0, 1).
     mask: [...], True at tokens that must converge.
     max_steps: greatest number of steps.
     dtype: compute type of `branch`; None for the type of y. The iteration does
       not continue below the rounding of this type.
+    length: norm in which `branch` has its Lipschitz constant, from [..., d] to
+      the shape of `mask`; `sequence_norms` or `greatest_norms` for branches
+      that mix tokens, with a mask of sequences.
 
   Returns:
     x, [..., d], and the number of steps.
@@ -77,8 +104,7 @@ def solve(
     count, x, last_step, done = state
     # Take a step x = y - branch(x), and compute its length for each token.
     following = y - branch(x).astype(y.dtype)
-    step = jnp.linalg.norm(following - x, axis=-1)
-    size = jnp.linalg.norm(following, axis=-1)
+    step, size = length(following - x), length(following)
     # Test convergence. Tokens that are not finite stop too.
     done |= (step <= allowed * size) | ~(step < last_step)
     return count + 1, following, step, done

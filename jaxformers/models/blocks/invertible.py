@@ -55,13 +55,23 @@ class Change(NamedTuple):
     norm: bound on the Frobenius norm of the difference.
     total: bound on the sum over tokens of the norms of their differences.
     mean: bound on the norm of the difference of the means over tokens.
+    farthest: bound on the greatest norm of the difference of two tokens at one
+      place.
   """
 
   norm: Any
   total: Any
   mean: Any
+  farthest: Any
 
-  def add_branch(self, rate: Any, n: Any) -> Change:
+  @classmethod
+  def within(cls, norm: Any, n: Any) -> Change:
+    """Returns the bounds of any change with a bound on its Frobenius norm."""
+    return cls(norm, n**0.5 * norm, norm / n**0.5, norm)
+
+  def add_branch(
+    self, rate: Any, n: Any, distance: str = "sequences"
+  ) -> Change:
     """Returns the bounds after adding a residual branch that mixes tokens.
 
     Because the branch mixes tokens, every token may change.
@@ -69,11 +79,26 @@ class Change(NamedTuple):
     Args:
       rate: Lipschitz constant of the branch, for whole sequences.
       n: number of tokens.
+      distance: distance of the constant: "sequences" for Frobenius norms,
+        "farthest" for the greatest distance of two tokens.
     """
+    if distance == "farthest":
+      # All tokens, and so their mean, change by at most `step` in the branch.
+      step = rate * self.farthest
+      farthest = self.farthest + step
+      return Change(
+        lesser(self.norm + n**0.5 * step, n**0.5 * farthest),
+        lesser(self.total + n * step, n * farthest),
+        lesser(self.mean + step, farthest),
+        farthest,
+      )
     # |change of the mean| <= Frobenius norm / sqrt(n).
     mean = self.mean + rate * self.norm / n**0.5
     norm = (1 + rate) * self.norm
-    return Change(norm, n**0.5 * norm, lesser(mean, norm / n**0.5))
+    farthest = self.farthest + rate * self.norm
+    return Change.within(norm, n)._replace(
+      mean=lesser(mean, norm / n**0.5), farthest=lesser(farthest, norm)
+    )
 
 
 Bound = Callable[[Change, Any], Change]
@@ -169,10 +194,13 @@ class InvertibleLayers(abc.ABC):
   ) -> dict[str, Any]:
     """Returns the guarantees for one layer, or {} if there are none.
 
-    The entries `tokens` and `sequences` are intervals. They contain the factors
-    by which the layer can change the distance of two tokens of one sample, and
-    of two sequences under one mask. A layer has one or both of these entries.
-    The other entries are the numbers from which the intervals are computed.
+    The entries `tokens`, `sequences` and `farthest` are intervals. They contain
+    the factors by which the layer can change the distance of two tokens of one
+    sample; the Frobenius norm of the difference of two sequences under one
+    mask; and the greatest distance of two tokens at one place of such
+    sequences. A layer has at least one of these entries. Intervals of different
+    entries are never multiplied. The other entries are the numbers from which
+    the intervals are computed.
 
     Args:
       weights, shared: arguments of `forward`.

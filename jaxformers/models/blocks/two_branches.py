@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ from jaxformers.foundations.ranges import (
   SmallCount,
 )
 from jaxformers.foundations.registry import choose
-from jaxformers.models.activations import ACTIVATIONS
+from jaxformers.models.activations import ACTIVATIONS, SLOPES
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.mixer import kernel_init
@@ -28,9 +28,15 @@ from jaxformers.models.variables import semi_orthogonal
 
 
 def dense(
-  x: jax.Array, width: int, name: str, init_std: float, dtype: Any
+  x: jax.Array,
+  width: int,
+  name: str,
+  init_std: float,
+  dtype: Any,
+  *,
+  use_bias: bool = True,
 ) -> jax.Array:
-  """Returns a linear map with a bias of x; call this inside a module's call.
+  """Returns a linear map of x; call this inside a module's call.
 
   Args:
     x: tokens, [b, n, d].
@@ -39,14 +45,29 @@ def dense(
     init_std: standard deviation of the kernel at initialization; 0 for Xavier's
       initializer.
     dtype: compute type.
+    use_bias: True for a bias.
   """
   return nn.Dense(
     width,
+    use_bias=use_bias,
     kernel_init=kernel_init(init_std),
     dtype=dtype,
     dot_general=dot_general,
     name=name,
   )(x)
+
+
+class Shares(NamedTuple):
+  """Weights in the sums of a layer; see `TwoBranches.shares`.
+
+  Attributes:
+    x: weight of the input of a branch.
+    mixer, mlp: weights of the mixer and of the feed-forward.
+  """
+
+  x: float
+  mixer: Any
+  mlp: Any
 
 
 class TwoBranches(nn.Module):
@@ -78,6 +99,7 @@ class TwoBranches(nn.Module):
 
   concatenate_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = True  # The mask may be numbers.
+  use_bias: ClassVar[bool] = True  # Of the feed-forward.
   in_turn: ClassVar[tuple[str, ...]] = ("up", "down")  # See `variables`.
 
   mixer: Callable[..., nn.Module]
@@ -97,6 +119,15 @@ class TwoBranches(nn.Module):
   def scale(self) -> jax.Array | float:
     """Returns r, the weight of both branches."""
     return 1.0
+
+  @nn.nowrap
+  def shares(self, r: Any) -> Shares:
+    """Returns the weights of x, of the mixer and of the feed-forward.
+
+    Args:
+      r: result of `scale`.
+    """
+    return Shares(1.0, r, r)
 
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns the input of a branch: the norm of x.
@@ -134,35 +165,41 @@ class TwoBranches(nn.Module):
     after_mixer, inside = self.dropout_rates()
     path = self._drop_path(train)
     activation = ACTIVATIONS[choose("activation", self.activation, ACTIVATIONS)]
-    r = self.scale()
+    shares = self.shares(self.scale())
     # Add the branch of the mixer: x + r mixer(norm x).
     tokens = {"mask": mask, "train": train}
     y = self.norm(x, "norm_mixer", **tokens)
     y, carry = self.mixer(name="mixer")(
       y, mask=mask, carry=carry, train=train, **self.inputs(x)
     )
-    x = x + r * path(dropout(y, after_mixer)).astype(x.dtype)
+    y = path(dropout(y, after_mixer)).astype(x.dtype)
+    x = shares.x * x + shares.mixer * y
     x = self.end(x, "norm_mixer", **tokens)
     # Add the branch of the feed-forward: x + r W2 f(W1 norm x).
     y = self._dense(self.norm(x, "norm_mlp", **tokens), self.mlp_dim, "up")
     y = self._dense(dropout(activation(y), inside), x.shape[-1], "down")
     y = path(dropout(y)).astype(x.dtype)
-    return self.end(x + r * y, "norm_mlp", **tokens), carry
+    x = shares.x * x + shares.mlp * y
+    return self.end(x, "norm_mlp", **tokens), carry
 
   def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
-    """Returns a linear map of x [b, n, d] to [b, n, width], with a bias."""
+    """Returns a linear map of x [b, n, d] to [b, n, width]."""
     if self.orthogonal and self.init_std:
       raise UserError(
         f"init_std={self.init_std} applies to normal kernels, but "
         "orthogonal=True draws rotations: remove one of the two."
       )
     if not self.orthogonal:
-      return dense(x, width, name, self.init_std, self.dtype)
+      return dense(
+        x, width, name, self.init_std, self.dtype, use_bias=self.use_bias
+      )
     # Use a kernel with orthonormal rows or columns.
     shape = (x.shape[-1], width)
     kernel = semi_orthogonal(self, name, shape, self.orthogonal_map)
-    bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,))
     y = product(x.astype(self.dtype), kernel.astype(self.dtype))
+    if not self.use_bias:
+      return y
+    bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,))
     return y + bias.astype(self.dtype)
 
   def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
@@ -289,3 +326,36 @@ class ReZero(TwoBranches):
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns the LayerNorm of x if `use_norm`, else x."""
     return super().norm(x, name, **tokens) if self.use_norm else x
+
+
+@BLOCKS.register("averaged")
+class Averaged(TwoBranches):
+  """Averages of x and its branches, without norms and biases.
+
+  (1 - b) x + b/3 mixer(x), then (1 - b) x + b/1.13 W2 GELU(W1 x), with
+  b = 1 / (2 L). With bounded matrices (`config.optimizer.cap`) the layer has a
+  Lipschitz constant that is worth knowing.
+
+  Source: Newhouse et al. 2025, https://arxiv.org/abs/2507.13338. Differs from
+  it: the divisor of GELU is its greatest slope rounded up, not 1.1289.
+
+  Attributes:
+    norm_type: "none".
+
+  The other attributes are documented in `TwoBranches`.
+  """
+
+  final_norm: ClassVar[bool] = False
+  use_bias: ClassVar[bool] = False
+  norm_type: str = "none"
+
+  @nn.nowrap
+  def shares(self, r: Any) -> Shares:
+    """Returns 1 - b, b / 3 and b / 1.13."""
+    b = r / (2 * self.num_layers)
+    return Shares(1 - b, b / 3, b / SLOPES[self.activation])
+
+  def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
+    """Returns x."""
+    choose("norm_type", self.norm_type, ("none",))
+    return x

@@ -20,7 +20,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction, SmallCount
 from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.contract import BLOCKS
-from jaxformers.models.blocks.fixed_point import enough_steps, solve
+from jaxformers.models.blocks.fixed_point import LENGTHS, enough_steps, solve
 from jaxformers.models.blocks.invertible import (
   Bound,
   Change,
@@ -157,6 +157,10 @@ class Contractive(nn.Module):
 class ContractiveLayers(InvertibleLayers):
   """Layers of the block `contractive`, inverted by two fixed points each.
 
+  The distance of two sequences is the Frobenius norm of their difference, or
+  for the attention of `mixers.nonexpansive` the greatest distance of two
+  tokens.
+
   The fixed point of the mixer is computed for whole sequences, since the mixer
   is a contraction with respect to the distance of whole sequences.
 
@@ -169,6 +173,11 @@ class ContractiveLayers(InvertibleLayers):
   num_layers: int
   dtype: Any
   block: Contractive
+
+  @property
+  def distance(self) -> str:
+    """Distance of sequences for which the bounds hold, in `LENGTHS`."""
+    return getattr(self.block.mixer(parent=None), "distance", "sequences")
 
   @property
   def least_layers(self) -> int:  # type: ignore[override]
@@ -224,17 +233,17 @@ class ContractiveLayers(InvertibleLayers):
       mask,
       **how,
     )
-    # Invert x + a M(x) for each sequence, as one vector with padding 0.
-    shape = y.shape
-    flat = jnp.where(mask[..., None], middle, 0).reshape(shape[0], -1)
-
-    def mix(z: jax.Array) -> jax.Array:
-      z = self._apply(weights, z.reshape(shape), mask, branch="mixer")
-      return z.reshape(shape[0], -1)
-
-    x, _ = solve(flat, mix, rates["mixer"], mask.any(1), **how)
+    # Invert x + a M(x) for each sequence, with padding 0.
+    x, _ = solve(
+      jnp.where(mask[..., None], middle, 0),
+      lambda z: self._apply(weights, z, mask, branch="mixer"),
+      rates["mixer"],
+      mask.any(1),
+      length=LENGTHS[self.distance],
+      **how,
+    )
     # The mixer adds nothing to padding, whose input is `middle`.
-    return jnp.where(mask[..., None], x.reshape(shape), middle)
+    return jnp.where(mask[..., None], x, middle)
 
   def max_steps(self) -> int:
     """Returns the greatest number of fixed-point steps that float64 needs."""
@@ -265,13 +274,13 @@ class ContractiveLayers(InvertibleLayers):
   ) -> dict[str, Any]:
     """Returns a, both constants, and the interval of two sequences.
 
-    There is no interval for two tokens of one sample, since the mixer mixes
+    The interval is for the distance `distance`. There is no interval for two tokens of one sample, since the mixer mixes
     them.
     """
     constants = self.constants(weights, shared)
     bounds = interval(constants["mixer"], constants["feed_forward"])
     a = float(self.block.strength(weights["params"]["alpha"]))
-    return {"a": a, **constants, "sequences": bounds}
+    return {"a": a, **constants, self.distance: bounds}
 
   def bound(self, weights: Any, shared: None, *, exact: bool = True) -> Bound:
     """Returns bounds of the output's change: see `InvertibleLayers.bound`."""
@@ -283,7 +292,7 @@ class ContractiveLayers(InvertibleLayers):
     # Apply the bound of a residual branch once per branch.
     def move(change: Change, n: Any) -> Change:
       for rate in rates:
-        change = change.add_branch(rate, n)
+        change = change.add_branch(rate, n, self.distance)
       return change
 
     return move

@@ -260,7 +260,8 @@ class IsometricLayers(InvertibleLayers):
 
     # Multiply by the bound of F, then apply the bound of a residual branch.
     def move(change: Change, n: Any) -> Change:
-      turned = Change(*(greatest * size for size in change))
+      norm, mean = greatest * change.norm, greatest * change.mean
+      turned = Change.within(norm, n)._replace(mean=mean)
       return turned.add_branch(rate, n)
 
     return move

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.ranges import Share
 from jaxformers.models.attention import Cache, attention
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers.flash import Form, attend
@@ -17,6 +20,15 @@ MODELS.register("transformer_rezero")(
 )
 MODELS.register("transformer_orthogonal")(
   Variant("softmax", fixed={"orthogonal": True}, source="TransJect, table 1")
+)
+MODELS.register("capped_transformer")(
+  Variant(
+    "softmax",
+    "averaged",
+    fixed={"use_bias": False},
+    defaults={"exponent": 1.0, "rotary": True},
+    source="Newhouse et al. 2025",
+  )
 )
 MODELS.register("neutreno")(
   Variant("softmax", defaults={"fidelity": 0.6}, source="Nguyen et al. 2023")
@@ -31,13 +43,34 @@ MODELS.register("symmetric_transformer")(
 
 
 def step(
-  q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache
+  q: jax.Array, k: jax.Array, v: jax.Array, *, cache: Cache, exponent: float
 ) -> jax.Array:
   """Computes causal attention of new tokens to these and to cached tokens."""
+  return attend_cached(q, k, v, cache=cache, scale=q.shape[-1] ** -exponent)
+
+
+def attend_cached(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  cache: Cache,
+  scale: float = 1.0,
+  precision: Any = None,
+) -> jax.Array:
+  """Returns softmax(scale q k.T) v of new tokens, and caches k and v.
+
+  Args:
+    q, k, v: queries, keys and values of the new tokens, [b, h, n, e].
+    cache: cache of earlier tokens.
+    scale: factor of the scores.
+    precision: precision of q k.T; None for the default.
+  """
   past_k, past_v, seen = cache.past(k, v)
   # Read earlier tokens apart: `vmap` over new tokens then shares their keys.
-  scores = jnp.concatenate([dot(q, past_k), dot(q, k)], -1)
-  weights = weigh(scores * q.shape[-1] ** -0.5, seen).astype(v.dtype)
+  scores = [dot(q, keys, precision) for keys in (past_k, k)]
+  weights = jnp.concatenate(scores, -1) * scale
+  weights = weigh(weights, seen).astype(v.dtype)
   past, new = jnp.split(weights, [past_k.shape[2]], -1)
   y = jnp.matmul(past, past_v) + jnp.matmul(new, v)
   cache.append(k, v, after=y)
@@ -53,15 +86,18 @@ def softmax(
   mask: jax.Array,
   dropout: Dropout,
   causal: bool = False,
+  exponent: Share = 0.5,
 ) -> jax.Array:
   """Softmax attention: softmax(q k.T / sqrt(e)) v, with float32 weights.
 
-  Time grows as n^2 and memory as n.
+  Time grows as n^2 and memory as n. `exponent` is the power of e that divides
+  the scores; 1 keeps them bounded as heads grow (Yang et al. 2022,
+  https://arxiv.org/abs/2203.03466, definition 4.1).
 
   Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, equation 1.
 
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens;
   or numbers of packed rows.
   """
-  form = Form(causal, scale=q.shape[-1] ** -0.5)
+  form = Form(causal, scale=q.shape[-1] ** -exponent)
   return attend(q, k, v, mask, dropout, form)

@@ -504,14 +504,15 @@ class TransJectLayers(InvertibleLayers):
       rates = mixture, weights.experts.a
 
     def move(change: Change, n: Any) -> Change:
-      total = change.total
+      total, farthest = change.total, change.farthest
       for rate in rates:
         change = change.add_branch(rate, n)
-        total = (1 + rate) * total
+        total, farthest = (1 + rate) * total, (1 + rate) * farthest
       if not is_alone:
         return change
       total = lesser(total, change.total)
-      return Change(change.norm, total, lesser(change.mean, total / n))
+      mean = lesser(change.mean, total / n)
+      return Change(change.norm, total, mean, lesser(farthest, change.farthest))
 
     return move
 

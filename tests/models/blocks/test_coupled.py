@@ -258,7 +258,8 @@ def test_coupled_bound_holds_for_any_two_sequences():
       def sizes(change):
         norms = np.linalg.norm(change[0], axis=-1)
         mean = np.linalg.norm(change[0].mean(0))
-        return invertible.Change(np.linalg.norm(norms), norms.sum(), mean)
+        norm = np.linalg.norm(norms)
+        return invertible.Change(norm, norms.sum(), mean, norms.max())
 
       got, limit = sizes(ends[1] - ends[0]), bound(sizes(scale * step), n)
       for found, most in zip(got, limit, strict=True):
