@@ -1,13 +1,13 @@
-r"""Compares the test scores of runs with the width of their certificates.
+r"""Compares the test scores of runs with their certified constants.
 
 jaxformers price runs/text_narrow runs/text_wide --out price
 
 For every run, the table lists the smallest and the largest factor by which its
-encoder can change the distance of two sequences. They are the products of
-`InvertibleLayers.certificate` over the layers. Their ratio is the width of the
-certificate. The table also lists the test score. Runs whose layers have no
-certificate for all sequences are listed without factors. --out draws the score
-over the width.
+encoder can change the distance of two sequences, and the distance: "sequences"
+for the Frobenius norm, "farthest" for the greatest distance of two tokens. The
+table also lists the test score. Runs whose layers have no certificate for all
+sequences are listed without factors. --out draws the score over the largest
+factor.
 """
 
 from __future__ import annotations

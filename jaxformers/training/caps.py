@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformers.foundations.registry import choose
 from jaxformers.training.muon import split_axes
 
-KINDS = ("soft", "exact")
 # Tables whose rows are vectors of tokens or of positions.
 TABLE = re.compile(r"encoder/embedding/(tokens/embedding|positions)")
 # Greatest norm, relative to the cap, for which the soft cap is monotone.
@@ -99,19 +98,22 @@ def soft_cap(w: jax.Array, most: float) -> jax.Array:
   return w
 
 
+CAPS: dict[str, Callable[[jax.Array, float], jax.Array]] = {
+  "soft": soft_cap,
+  "exact": exact_cap,
+}
+
+
 def cap_weights(kind: str, most: float) -> optax.GradientTransformation:
   """Returns a transformation whose updates lead to capped matrices.
 
   It must come last, after the learning rate.
 
   Args:
-    kind: "soft" or "exact".
+    kind: name of the cap, in `CAPS`.
     most: greatest norm, between vectors of root mean square 1.
-
-  Raises:
-    UserError: for another kind.
   """
-  function = {"soft": soft_cap, "exact": exact_cap}[choose("cap", kind, KINDS)]
+  function = CAPS[kind]
 
   def capped(path: Any, w: jax.Array) -> jax.Array:
     name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -30,7 +30,7 @@ from jaxformers.foundations.ranges import (
 )
 from jaxformers.foundations.registry import Registry, call, choose, unknown
 from jaxformers.models.kinds import KINDS, UNDECAYED
-from jaxformers.training.caps import cap_weights
+from jaxformers.training.caps import CAPS, cap_weights
 from jaxformers.training.muon import scale_by_muon
 from jaxformers.training.riemannian import riemannian
 
@@ -444,6 +444,13 @@ def check_options(optimizer: Choice, schedule: Choice) -> None:
   shared, options = _split_options(optimizer)
   ranges.check(SharedOptions, shared, "config.optimizer")
   _check_groups(shared.get("groups", {}))
+  if shared.get("cap"):
+    choose("config.optimizer.cap", shared["cap"], CAPS)
+  elif "cap_max" in shared:
+    raise UserError(
+      f"config.optimizer.cap_max={shared['cap_max']} needs a cap: set "
+      f"config.optimizer.cap to {' or '.join(CAPS)}, or leave it out."
+    )
   name = optimizer.name
   if shared.get("cycle_momentum") and not _accepts(OPTIMIZERS[name], "b1"):
     raise UserError(

@@ -61,9 +61,7 @@ def test_the_bound_for_gradients_is_that_of_certificates(case):
   model, params = build(name, **options)
   variables = make_variables(model, params)
   n = np.array([6, 3])
-  change = Change(
-    *([0.5, 2.0], [0.8, 2.5], [0.1, 1], [0.4, 1.5])
-  )
+  change = Change(*([0.5, 2.0], [0.8, 2.5], [0.1, 1], [0.4, 1.5]))
   change = Change(*map(np.array, change))
   want = bounds.find_bound(model, variables)(change, n)
   assert want.dtype == np.float64

@@ -17,6 +17,7 @@ from jaxformers.models import Model
 from jaxformers.models.blocks.fixed_point import LENGTHS, Length
 from jaxformers.models.blocks.invertible import Interval
 from jaxformers.models.capture import capture
+from jaxformers.models.mixers.nonexpansive import into_ball
 from jaxformers.models.variables import make_variables
 
 # Smallest and largest distance of a pair, relative to the root mean square norm
@@ -69,7 +70,10 @@ def ascend(
 
 
 def _ends(
-  points: dict[str, jax.Array], axes: tuple[int, ...], unit: jax.Array
+  points: dict[str, jax.Array],
+  axes: tuple[int, ...],
+  unit: jax.Array,
+  ball: float | None,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns both ends of segments.
 
@@ -77,6 +81,7 @@ def _ends(
     points: `middle`, `direction` and `log_length` of each segment.
     axes: axes over which a segment's length is taken.
     unit: unit of the length.
+    ball: greatest norm of a token, for which ends are projected; or None.
   """
   direction = points["direction"]
   norm = jnp.sqrt(jnp.square(direction).sum(axes, keepdims=True))
@@ -84,7 +89,11 @@ def _ends(
   low, high = math.log(_NEAR), math.log(_FAR)
   length = unit * jnp.exp(jnp.clip(points["log_length"], low, high))
   half = length / 2 * direction / norm
-  return points["middle"] + half, points["middle"] - half
+  ends = points["middle"] + half, points["middle"] - half
+  if ball is None:
+    return ends
+  first, second = (ball * into_ball(x, jnp.float32(ball)) for x in ends)
+  return first, second
 
 
 def _ratios(
@@ -94,6 +103,7 @@ def _ratios(
   x: jax.Array,
   mask: jax.Array,
   unit: jax.Array,
+  ball: float | None,
 ) -> dict[str, Ratio]:
   """Returns functions for the ratios of the distances of `adversarial`.
 
@@ -105,6 +115,7 @@ def _ratios(
     x: embedded tokens, [b, n, d].
     mask: [b, n], True at tokens.
     unit: root mean square norm of the tokens.
+    ball: greatest norm of a token, or None.
   """
   # A pair of tokens counts if neither of them is padding.
   n = x.shape[1] // 2 * 2
@@ -118,7 +129,7 @@ def _ratios(
   def tokens(points: Any) -> jax.Array:
     # Put the ends of each segment at neighbouring positions, [b, n, d]. Keep
     # the last token if their number is odd.
-    ends = jnp.stack(_ends(points, (-1,), unit), 2)
+    ends = jnp.stack(_ends(points, (-1,), unit, ball), 2)
     moved = ends.reshape((len(x), n, -1))
     before, after = (
       jnp.linalg.norm(y[:, 0:n:2] - y[:, 1:n:2], axis=-1)
@@ -131,7 +142,7 @@ def _ratios(
     # Move only the tokens: both sequences of a pair keep the same padding.
     ends = [
       first_and_last(jnp.where(mask[..., None], end, x))
-      for end in _ends(points, (1, 2), unit * root)
+      for end in _ends(points, (1, 2), unit * root, ball)
     ]
     before, after = (
       length(jnp.where(mask[..., None], a - b, 0))
@@ -151,6 +162,7 @@ def adversarial(
   ids: jax.Array,
   *,
   kinds: Sequence[str] = ("tokens", "sequences"),
+  ball: float | None = None,
   steps: int = 200,
   seed: int = 0,
 ) -> dict[str, Interval]:
@@ -164,15 +176,16 @@ def adversarial(
     model, params: model and parameters from `models.build`, in evaluation.
     ids: samples to start from, [b, n] or [b, 2, n].
     kinds: kinds of pairs; see below.
+    ball: greatest norm of a token before the encoder; None for no limit.
     steps: number of Adam steps of each of the two searches of a kind.
     seed: seed of the directions.
 
   Returns:
     (smallest factor, largest factor) for each kind of pairs. `tokens`: pairs of
     neighbouring tokens; all pairs are optimised together, and a token may move
-    anywhere in R^d. `sequences`: pairs of whole sequences with the same mask,
-    in the Frobenius norm. `farthest`: the same pairs, whose distance is the
-    greatest distance of two tokens at one place.
+    anywhere in the ball. `sequences`: pairs of whole sequences with the same
+    mask, in the Frobenius norm. `farthest`: the same pairs, whose distance is
+    the greatest distance of two tokens at one place.
 
   Raises:
     UserError: if no sample has two tokens next to each other.
@@ -191,7 +204,7 @@ def adversarial(
     )
   # Measure lengths in units of the root mean square norm of a token.
   unit = jnp.sqrt(jnp.square(x).sum(-1).mean(where=mask))
-  ratios = _ratios(model, variables, ids, x, mask, unit)
+  ratios = _ratios(model, variables, ids, x, mask, unit, ball)
   key = jax.random.key(seed)
 
   def points(middle: jax.Array, lengths: tuple[int, ...]) -> Any:

@@ -395,14 +395,16 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     of the layer for `tokens` and `frobenius`, and the constants of its parts,
     `attention_tokens`, `attention_frobenius`, `mlp` and `norm` (0 without a
     norm); and `log10`, the decimal
-    logarithms of the constants of the whole encoder, after the embedding; and
-    `norm`, the greatest constant of a norm of tokens, 0 without norms.
+    logarithms of the constants of the whole encoder, after the embedding;
+    `norm`, the greatest constant of a norm of tokens, 0 without norms; and
+    `ball`, the greatest norm of an embedded token for which the constants hold,
+    None for all tokens.
   """
   if reason := missing(model):
     return {"missing": reason}
   encoder = jax.device_get(params["encoder"])
   block: Any = model.stacks()["encoder"]
-  size = _embedded(model, encoder["embedding"])
+  size = embedded = _embedded(model, encoder["embedding"])
   has_norms = "norm_mixer" in encoder["layer_0"]
   is_first = has_norms and getattr(block, "norm_first", True)
   if not is_first and not math.isfinite(size):
@@ -442,7 +444,13 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     last = read_norm(encoder["norm"], block.norm_epsilon).constant
     greatest = max(greatest, last)
     logs = {kind: value + math.log10(last) for kind, value in logs.items()}
-  return {"missing": "", "layers": layers, "log10": logs, "norm": greatest}
+  return {
+    "missing": "",
+    "layers": layers,
+    "log10": logs,
+    "norm": greatest,
+    "ball": None if is_first else embedded,
+  }
 
 
 def near(model: Model, params: Any, captured: Capture) -> list[dict[str, Any]]:

@@ -272,6 +272,7 @@ def measure_encoder(
     }
   # Search in all distances for which there is a bound.
   kinds = tuple(k for k in KINDS if k != "farthest" or k in (total or {}))
+  ball = None
   guarantee: dict[str, Any] = {"layers": rows, "all": total}
   first = jnp.asarray(batches[0])
   if total is None:
@@ -280,7 +281,7 @@ def measure_encoder(
     if not found["missing"]:
       captured = capture(model, make_variables(model, params), first)
       found["near"] = attention.near(model, params, captured)
-      kinds = KINDS
+      kinds, ball = KINDS, found["ball"]
     guarantee["attention"] = found
     sentences = _explain_attention(found, n)
   else:
@@ -288,7 +289,7 @@ def measure_encoder(
   guarantee["says"] = sentences
   # Search for pairs whose factors come near the bounds.
   extremes = adversarial(
-    model, params, first, kinds=kinds, steps=steps, seed=seed
+    model, params, first, kinds=kinds, ball=ball, steps=steps, seed=seed
   )
   return {
     "guaranteed": guarantee,
@@ -311,6 +312,11 @@ def _explain_attention(found: dict[str, Any], n: int) -> list[str]:
     f"Frobenius norm by at most 10^{_rounded_up(frobenius)}, for {n} tokens. "
     "No lower bound is known."
   ]
+  if found["ball"] is not None:
+    sentences.append(
+      "It holds while embedded tokens have norms of at most "
+      f"{found['ball']:.4g}, as all tokens of the vocabulary have."
+    )
   if found["norm"] > 10:
     sentences.append(
       "The bound is vacuous: one normalisation of tokens can multiply a "
@@ -376,9 +382,7 @@ def _explain(model: Model, total: dict[str, Interval]) -> list[str]:
     if not low > 0:
       change = f"the lower bound is vacuous (0){vacuous[kind]} {high:.4g}."
     sentences.append(f"{noun}: {change}")
-  is_bounded = any(
-    total[kind][0] > 0 for kind in LENGTHS if kind in total
-  )
+  is_bounded = any(total[kind][0] > 0 for kind in LENGTHS if kind in total)
   return sentences + layers.remarks(bounded=is_bounded)
 
 

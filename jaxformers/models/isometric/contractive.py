@@ -274,8 +274,8 @@ class ContractiveLayers(InvertibleLayers):
   ) -> dict[str, Any]:
     """Returns a, both constants, and the interval of two sequences.
 
-    The interval is for the distance `distance`. There is no interval for two tokens of one sample, since the mixer mixes
-    them.
+    The interval is for the distance `distance`. There is no interval for two
+    tokens of one sample, since the mixer mixes them.
     """
     constants = self.constants(weights, shared)
     bounds = interval(constants["mixer"], constants["feed_forward"])

@@ -105,9 +105,7 @@ def _ball_step(
   return y.astype(v.dtype)
 
 
-@attention(
-  "ball", step=_ball_step, constants=_ball_constants, **ROTATIONS
-)
+@attention("ball", step=_ball_step, constants=_ball_constants, **ROTATIONS)
 def ball(
   q: jax.Array,
   k: jax.Array,
@@ -121,9 +119,9 @@ def ball(
 
   Queries, keys and values of a head are projected onto a ball, whose radius R
   is learned. Scores are s q.k / R^2, with a learned sharpness s. The greatest
-  distance of two output tokens is then at most 1 + 2 s times that of the
-  inputs, for any number of tokens, causal or not; the output is divided by it,
-  and by the square root of the number of heads.
+  distance of two output tokens is then at most 1 + 2 s times the greatest
+  distance of two inputs, for any number of tokens, causal or not. The output is
+  divided by this constant, and by the square root of the number of heads.
 
   Source: new here. Castin et al. 2024, https://arxiv.org/abs/2312.14820, bound
   softmax attention on a ball in the Frobenius norm.
@@ -188,9 +186,10 @@ def l2(
 
   Queries, keys and values are the same vectors, and each token sees itself;
   without either there is no Lipschitz constant. The greatest distance of two
-  output tokens is at most 1 + 4 t times that of the inputs, where t exp(t + 1)
-  = n - 1 for n tokens (`spread_bound`); the output is divided by the value for
-  max_len tokens, and by the square root of the number of heads.
+  output tokens is at most 1 + 4 t times the greatest distance of two inputs,
+  where t exp(t + 1) = n - 1 for n tokens (`spread_bound`). The output is
+  divided by the constant for max_len tokens, and by the square root of the
+  number of heads.
 
   Source: Kim et al. 2021, https://arxiv.org/abs/2006.04710, theorem 3.2 and
   section 4.1. Differs from it: the map of the values, a matrix [e, e] after

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.certificates import attention
+from jaxformers.analysis.certificates import ascent, attention
 from jaxformers.models.capture import capture
 from jaxformers.models.model import bind_mixer
 from jaxformers.models.rotary import rotate
@@ -42,7 +42,8 @@ def apply(heads, x, causal):
   if heads.rotary:
     places = jnp.arange(len(x))[None]
     q, k = (rotate(a[None], places)[0] for a in (q, k))
-  scores = jnp.einsum("hne,hme->hnm", q, k) * heads.query.shape[2] ** -0.5
+  scores = jnp.einsum("hne,hme->hnm", q, k)
+  scores = scores * heads.query.shape[2] ** -heads.exponent
   seen = jnp.tril(jnp.ones((len(x), len(x)), bool)) if causal else True
   weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1)
   y = jnp.einsum("hnm,hme->hne", weights, v)
@@ -198,6 +199,7 @@ def test_constants_near_sequences_are_below_those_for_all(options):
     {"head_size": 6},
     {"qkv_bias": False},
     {"use_bias": False},
+    {"exponent": 1.0},
     {"orthogonal": True},
     {"orthogonal": True, "orthogonal_output": True},
     {"orthogonal_output": True, "use_bias": False},
@@ -234,6 +236,65 @@ def test_deep_encoders_have_constants():
   )
   found = attention.certify(model, initial.params(model, model.example()), 5)
   assert 309 < found["log10"]["tokens"] < found["log10"]["frobenius"]
+
+
+@pytest.mark.slow
+def test_no_search_breaks_the_constant_of_a_capped_transformer():
+  """Two layers, weights at their caps, steps of one token and of all."""
+  model = models.build(
+    "capped_transformer",
+    vocab_size=9,
+    max_len=6,
+    num_classes=2,
+    d_model=8,
+    num_layers=2,
+    mixer={"num_heads": 4},
+    block={"mlp_dim": 8},
+  )
+  params = initial.params(model, model.example())
+  eye = np.eye(8, dtype=np.float32)
+  for i in range(2):
+    layer = params["encoder"][f"layer_{i}"]
+    layer |= {
+      "mixer": {
+        name: {"kernel": eye.reshape(kernel["kernel"].shape)}
+        for name, kernel in layer["mixer"].items()
+      },
+      "up": {"kernel": eye},
+      "down": {"kernel": eye},
+    }
+  table = params["encoder"]["embedding"]["tokens"]
+  table["embedding"] = table["embedding"] * 10
+  certificate = attention.certify(model, params, 6)
+  limit, ball = 10 ** certificate["log10"]["tokens"], certificate["ball"]
+  longest = np.linalg.norm(table["embedding"], axis=1).max()
+  assert ball == pytest.approx(longest, rel=1e-6)
+  ids = jnp.asarray(np.random.default_rng(0).integers(1, 9, (4, 6)), jnp.int32)
+  found = ascent.adversarial(
+    model, params, ids, kinds=["farthest"], ball=ball, steps=100
+  )["farthest"][1]
+  assert 0.2 * limit < found <= limit
+
+
+def test_norms_of_whole_matrices_are_no_constant_for_several_heads():
+  """As published by Newhouse et al.: one head can hold all of a token."""
+  eye = np.eye(8).reshape(8, 4, 2)
+  heads = attention.Heads(
+    query=-eye,
+    key=eye,
+    value=eye,
+    biases=np.zeros((3, 4, 2)),
+    out=np.moveaxis(eye, 0, 2),
+    out_bias=np.zeros(8),
+    exponent=1.0,
+  )
+  # Tokens of root mean square 1 or less, all in the channels of one head.
+  radius, u = 8**0.5, np.eye(8)[0]
+  x = radius * np.stack([u, *[-u / 2] * 8])
+  found, _ = factors(functools.partial(apply, heads, causal=False), x)
+  # Their formula: (w_V + 2 w_V r^2 w_Q w_K) w_O / 3, with all norms 1.
+  assert found / 3 > 1.1 * (1 + 2) / 3
+  assert found <= heads.token_constant(radius)
 
 
 def test_constants_are_attained_by_one_head():

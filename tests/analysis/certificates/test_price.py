@@ -1,4 +1,4 @@
-"""Scores of runs over the widths of their certificates."""
+"""Scores of runs over their certified constants."""
 
 import json
 import math
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.certificates import price
-from jaxformers.analysis.certificates.price import Priced
+from jaxformers.analysis.certificates import attention, price
+from jaxformers.analysis.certificates.price import Certificate, Priced
 from jaxformers.commands import price as price_command
 from jaxformers.training import loop
 from tests import initial
@@ -27,38 +27,56 @@ def build(name, **options):
   return model, initial.params(model, np.ones((1, 4), np.int32))
 
 
-def test_find_interval_is_the_product_of_the_layers():
-  low, high = price.find_interval(*build("isometric", block={"a_max": 0.5}))
+@pytest.mark.parametrize(
+  ("name", "distance", "branches"),
+  [("isometric", "sequences", 2), ("l2_transformer", "farthest", 4)],
+)
+def test_certificates_are_products_of_the_layers(name, distance, branches):
+  found = price.find_certificate(*build(name, block={"a_max": 0.5}))
   a = 0.5 * math.tanh(0.5)
-  np.testing.assert_allclose((low, high), ((1 - a) ** 2, (1 + a) ** 2), 1e-4)
+  assert found.distance == distance
+  np.testing.assert_allclose(
+    found[1:], ((1 - a) ** branches, (1 + a) ** branches), 1e-4
+  )
 
 
-@pytest.mark.parametrize("name", ["transject", "transformer"])
+def test_constants_of_attention_are_upper_bounds():
+  model, params = build("capped_transformer")
+  found = price.find_certificate(model, params)
+  logs = attention.certify(model, params, 6)["log10"]
+  assert found == ("farthest", 0, pytest.approx(10 ** logs["tokens"]))
+
+
+@pytest.mark.parametrize("name", ["transject", "transformer", "lru"])
 @pytest.mark.slow
-def test_find_interval_is_none_for_uncertified_models(name):
-  assert price.find_interval(*build(name)) is None
+def test_uncertified_models_have_no_certificate(name):
+  assert price.find_certificate(*build(name)) is None
 
 
 RUNS = [
-  Priced("wide", "isometric", "accuracy", 0.8, (0.01, 10.0)),
+  Priced(
+    "wide", "isometric", "accuracy", 0.8, Certificate("sequences", 0.01, 10.0)
+  ),
   Priced("free", "s5", "accuracy", 0.9, None),
-  Priced("narrow", "isometric", "accuracy", 0.7, (0.5, 2.0)),
+  Priced(
+    "narrow", "isometric", "accuracy", 0.7, Certificate("farthest", 0.5, 2.0)
+  ),
 ]
 
 
-def test_price_table_begins_with_the_narrowest_interval():
+def test_price_table_begins_with_the_least_constant():
   lines = price.price_table(RUNS).splitlines()[2:]
   assert [line.split("|")[1].strip() for line in lines] == [
     "narrow",
     "wide",
     "free",
   ]
-  assert "| 3.00 |" in lines[1] and "| - |" in lines[2]
+  assert "| 0.01 | 10 | sequences |" in lines[1] and "| - |" in lines[2]
 
 
 def test_price_figure_marks_runs_without_certificate():
   drawn = price.figure(RUNS)
-  assert [row[2] for row in drawn.rows] == [0.7, 0.8]
+  assert [row[1:] for row in drawn.rows] == [(math.log10(2), 0.7), (1, 0.8)]
   fig = drawn.draw()
   labels = [text.get_text() for text in fig.legends[0].get_texts()]
   assert labels == ["isometric", "s5, no certificate"]

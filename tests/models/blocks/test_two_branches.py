@@ -39,6 +39,32 @@ def test_rezero_block_starts_as_identity_and_is_its_formula(use_norm):
   chex.assert_trees_all_close(got, want, atol=1e-5)
 
 
+def test_averaged_block_is_its_formula():
+  """Newhouse et al. 2025: averages, scores divided by e, no biases."""
+  options = {"use_bias": False, "exponent": 1.0}
+  block = BLOCKS["averaged"](
+    functools.partial(MIXERS["softmax"], **options), num_layers=3, mlp_dim=6
+  )
+  x = draws.normal(0, (1, 5, 4))
+  kw = {"mask": jnp.ones((1, 5), bool), "carry": None, "train": False}
+  params = initial.params(block, x, seed=1, **kw)
+  assert {*params["up"]} == {*params["mixer"]["out"]} == {"kernel"}
+  q, k, v = (
+    jnp.einsum("bnd,dhe->bhne", x, params["mixer"][name]["kernel"])
+    for name in ("query", "key", "value")
+  )
+  weights = jax.nn.softmax(q @ k.swapaxes(2, 3) / 2, -1)  # e = 2.
+  y = jnp.einsum("bhne,hed->bnd", weights @ v, params["mixer"]["out"]["kernel"])
+  want = 5 / 6 * x + y / 6 / 3
+  up, down = params["up"]["kernel"], params["down"]["kernel"]
+  y = jax.nn.gelu(want @ up, approximate=False) @ down
+  want = 5 / 6 * want + y / 6 / 1.13
+  got, _ = block.apply({"params": params}, x, **kw)
+  chex.assert_trees_all_close(got, want, atol=1e-5)
+  with pytest.raises(ValueError, match=r"norm_type 'layer'.*none"):
+    block.clone(norm_type="layer").apply({"params": params}, x, **kw)
+
+
 def test_pre_norm_dropout_acts_in_training_only():
   block = BLOCKS["pre_norm"](MIXERS["softmax"], num_layers=1, dropout_rate=0.5)
   x = draws.normal(0, (1, 3, 4))
