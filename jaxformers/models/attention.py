@@ -335,8 +335,8 @@ class Attention(nn.Module):
       collections, self.orthogonal_map
     ).items():
       count = 1 if name.startswith("out") else self.num_heads
-      heads = np.split(np.asarray(matrix, np.float64), count, 1)
-      norms[name.partition("_")[0]] = np.linalg.norm(heads, 2, (1, 2))
+      parts = np.split(np.asarray(matrix, np.float64), count, 1)
+      norms[name.partition("_")[0]] = np.linalg.norm(parts, 2, (1, 2))
     heads = self.constants(norms, collections["params"])
     return float(norms["out"][0] * np.linalg.norm(heads))
 

@@ -29,14 +29,19 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.variants import ALWAYS, MODELS, Variant
 
 # Options of `Attention` under which the constants hold.
-ROTATIONS = {"orthogonal": True, "orthogonal_output": True}
-PLAIN = {"fidelity": 0.0, "learn_fidelity": False, "feat_scale": False}
+BOUNDED = {
+  "orthogonal": True,
+  "orthogonal_output": True,
+  "fidelity": 0.0,
+  "learn_fidelity": False,
+  "feat_scale": False,
+}
 
 MODELS.register("injective_transformer")(
   Variant(
     "ball",
     "contractive",
-    fixed=ROTATIONS | PLAIN,
+    fixed=BOUNDED,
     bounded=ALWAYS,
     source="new here",
   )
@@ -45,7 +50,7 @@ MODELS.register("l2_transformer")(
   Variant(
     "l2",
     "contractive",
-    fixed=ROTATIONS | PLAIN,
+    fixed=BOUNDED,
     bounded=ALWAYS,
     source="Kim et al. 2021",
   )
@@ -105,7 +110,13 @@ def _ball_step(
   return y.astype(v.dtype)
 
 
-@attention("ball", step=_ball_step, constants=_ball_constants, **ROTATIONS)
+@attention(
+  "ball",
+  step=_ball_step,
+  constants=_ball_constants,
+  orthogonal=True,
+  orthogonal_output=True,
+)
 def ball(
   q: jax.Array,
   k: jax.Array,
@@ -173,7 +184,13 @@ def _l2_step(q: jax.Array, *, cache: Cache) -> jax.Array:
   return y.astype(q.dtype)
 
 
-@attention("l2", step=_l2_step, constants=_l2_constants, **ROTATIONS)
+@attention(
+  "l2",
+  step=_l2_step,
+  constants=_l2_constants,
+  orthogonal=True,
+  orthogonal_output=True,
+)
 def l2(
   q: jax.Array,
   *,
