@@ -192,7 +192,8 @@ def l2_like(x, *, key=1.0, value=1.0, itself=True):
 def test_ascent_breaks_wrong_variants_of_l2_attention(fault):
   """Untied keys, values that are no function of scores, no diagonal."""
   right = greatest(l2_like, 20, 3, 4, 1.0)
-  assert_between(right, 0.5, 1, rtol=1e-5)
+  assert_between(right, 0, 1, rtol=1e-5)
+  assert right.max() > 0.5
   wrong = greatest(functools.partial(l2_like, **fault), 20, 3, 4, 1.0)
   assert wrong.max() > 5
 
