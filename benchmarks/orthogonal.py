@@ -126,7 +126,7 @@ def measure_norms(d: int) -> Rows:
   """Yields the defect in float32 for parameters of growing norm."""
   # Free matrices [1, d, d] with a spectral norm of about 1.
   unit = jax.random.normal(jax.random.key(0), (1, d, d)) / d**0.5 / 2
-  for name in ("cayley", "expm", "householder"):
+  for name in ("bro", "cayley", "expm", "householder"):
     row: Row = {"map": name, "d": d}
     for norm in (0.1, 2, 10, 50):
       q = jax.jit(orthogonal.MAPS[name])(norm * unit)

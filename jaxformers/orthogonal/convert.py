@@ -22,7 +22,7 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
 
   Args:
     q: matrices [..., d, d], orthogonal to 1e-3.
-    name: name of the map: "cayley", "expm", "householder" or "matrix".
+    name: name of the map: "bro", "cayley", "expm", "householder" or "matrix".
     base: orthogonal matrices [..., d, d], or None for the identity.
 
   Returns:
@@ -33,7 +33,8 @@ def parameters(q: Any, name: str, base: Any = None) -> np.ndarray:
     UserError: if q is not orthogonal, or if the map cannot reach q from the
       base. No map but "matrix" reaches a determinant of -1 relative to the
       base; "cayley" does not reach an eigenvalue of -1; "householder" does not
-      reach matrices that need an infinite vector.
+      reach matrices that need an infinite vector; "bro" reaches only the Cayley
+      maps of one block.
 
   Example:
     >>> import jax.numpy as jnp
@@ -88,6 +89,20 @@ def _cayley(q: np.ndarray, i: int) -> np.ndarray:
   return np.tril(2 * np.linalg.solve(q + eye, q - eye), -1)
 
 
+def _bro(q: np.ndarray, i: int) -> np.ndarray:
+  a, r = _cayley(q, i) / 2, len(q) // 2
+  block = np.zeros_like(a)
+  block[r:, :r] = a[r:, :r]
+  rest = np.abs(a - block).max(initial=0)
+  if rest > _NEAREST:
+    raise UserError(
+      f"Matrix {i} is no product of two block reflections: outside the block "
+      f"of 'bro' it needs parameters of up to {rest:.1g}. Give a base close to "
+      "the matrix, such as the matrix itself, or use 'expm'."
+    )
+  return block
+
+
 def _expm(q: np.ndarray, _: int) -> np.ndarray:
   from scipy import linalg  # The import takes a quarter of a second.
 
@@ -135,6 +150,7 @@ def _householder(q: np.ndarray, i: int) -> np.ndarray:
 
 
 _INVERSES = {
+  "bro": _bro,
   "cayley": _cayley,
   "expm": _expm,
   "householder": _householder,

@@ -32,8 +32,8 @@ def test_parameters_of_a_rotation_map_back_to_it(name, seed, d):
   try:
     a = orthogonal.parameters(q, name)
   except ValueError as error:
-    # Too near to what cannot be reached: possible for these two alone.
-    assert name in ("cayley", "householder"), error
+    # These three cannot reach all rotations.
+    assert name in ("bro", "cayley", "householder"), error
     return
   np.testing.assert_allclose(mapped(a, name), q, atol=1e-8)
 
@@ -41,12 +41,24 @@ def test_parameters_of_a_rotation_map_back_to_it(name, seed, d):
 @pytest.mark.parametrize("name", MAPS)
 def test_parameters_with_a_base_reach_other_matrices(name):
   half_turn = np.diag([-1.0, -1.0, 1.0])[None]
-  turned = half_turn @ mapped(0.3 * np.ones((1, 3, 3)), "cayley")
+  # A map that all others reach.
+  turned = half_turn @ mapped(0.3 * np.ones((1, 3, 3)), "bro")
   a = orthogonal.parameters(turned, name, base=half_turn)
   np.testing.assert_allclose(mapped(a, name, half_turn), turned, atol=1e-10)
   zero = orthogonal.parameters(half_turn, name, base=half_turn)
   if name != "matrix":
     np.testing.assert_allclose(zero, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [2, 5, 8])
+def test_parameters_of_bro_are_those_of_its_block(d):
+  a = np.random.default_rng(0).normal(size=(2, d, d))
+  found = orthogonal.parameters(mapped(a, "bro"), "bro")
+  r = d // 2
+  np.testing.assert_allclose(found[:, r:, :r], a[:, r:, :r], atol=1e-8)
+  assert np.count_nonzero(found) == 2 * r * (d - r)
+  with pytest.raises(ValueError, match="Matrix 0 .*block.*base.*'expm'"):
+    orthogonal.parameters(mapped(0.1 * np.ones((1, 5, 5)), "cayley"), "bro")
 
 
 @pytest.mark.parametrize("name", ["cayley", "householder"])

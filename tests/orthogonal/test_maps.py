@@ -178,7 +178,7 @@ def test_maps_of_a_large_matrix_leave_the_rest_of_the_batch(name):
   chex.assert_trees_all_close(jax.jit(jax.vmap(mapping))(a), want, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["cayley", "householder"])
+@pytest.mark.parametrize("name", ["bro", "cayley", "householder"])
 def test_maps_have_forward_mode_derivatives(name):
   a, da = arrays(0, 5, 1.0), arrays(1, 5, 1.0)
   mapping = orthogonal.MAPS[name]
@@ -186,6 +186,23 @@ def test_maps_have_forward_mode_derivatives(name):
   w = arrays(2, 5, 1.0)
   slope = jax.jit(jax.grad(lambda a: (mapping(a) * w).sum()))(a)
   np.testing.assert_allclose(np.vdot(tangent, w), np.vdot(slope, da), rtol=1e-4)
+
+
+@pytest.mark.parametrize("d", [4, 7])
+def test_bro_is_the_product_of_two_block_reflections(d):
+  r = d // 2
+  with jax.enable_x64(True):
+    a = np.random.default_rng(0).normal(size=(d, d))
+
+    def reflection(block):
+      v = np.concatenate([np.eye(r), block])
+      return np.eye(d) - 2 * v @ np.linalg.solve(v.T @ v, v.T)
+
+    want = reflection(a[r:, :r]) @ reflection(0 * a[r:, :r])
+    np.testing.assert_allclose(compiled["bro"](a), want, atol=1e-12)
+    block = np.zeros_like(a)
+    block[r:, :r] = 2 * a[r:, :r]
+    np.testing.assert_allclose(cayley(block), want, atol=1e-12)
 
 
 def test_householder_is_the_product_of_its_reflections():
