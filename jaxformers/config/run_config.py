@@ -105,7 +105,8 @@ class ModelFields:
     dropout_rate: dropout after the embedding.
     dtype: compute type, "float32" or "bfloat16"; parameters are float32.
     orthogonal_map: name in `orthogonal.MAPS`: "bro", "cayley", "expm",
-      "householder", or "matrix", for which the optimiser keeps the matrices orthogonal.
+      "householder", or "matrix", for which the optimiser keeps the matrices
+      orthogonal.
     memory: what is stored for the backward pass: "stored" keeps all
       activations; "recomputed" keeps only the inputs of the layers;
       "reversible", for injective layers, keeps only the output of the encoder,
