@@ -112,9 +112,7 @@ def _cayley(s: jax.Array, invert: Map) -> jax.Array:
 
 
 @_cayley.defjvp
-def _cayley_jvp(
-  invert: Map, s: tuple[jax.Array], ds: tuple[jax.Array]
-) -> Any:
+def _cayley_jvp(invert: Map, s: tuple[jax.Array], ds: tuple[jax.Array]) -> Any:
   q = _cayley(*s, invert)
   # dq = 2 (I - s)^-1 ds (I - s)^-1, where (I - s)^-1 = (q + I) / 2.
   inverted = (q + eye_like(q)) / 2
