@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.reductions import wide
 
 
@@ -91,14 +92,23 @@ def maxmin(x: jax.Array) -> jax.Array:
   """Returns the maxima and then the minima of pairs of channels, [..., d].
 
   Channel i is paired with channel i + d / 2. The map is 1-Lipschitz and keeps
-  the norm of every gradient, which ELU lessens; it is not injective.
+  the norm of every gradient, which ELU lessens, except where two channels are
+  equal; it is not injective.
 
   Source: Anil et al. 2019, https://arxiv.org/abs/1811.05381 (GroupSort of
   groups of two).
 
   Args:
     x: channels, [..., d], d even.
+
+  Raises:
+    UserError: for an odd d.
   """
+  if x.shape[-1] % 2:
+    raise UserError(
+      f"activation='maxmin' sorts pairs of channels, but {x.shape[-1]} is odd: "
+      "choose an even d_model, or activation=elu."
+    )
   left, right = jnp.split(x, 2, -1)
   return jnp.concatenate(
     [jnp.maximum(left, right), jnp.minimum(left, right)], -1

@@ -7,6 +7,7 @@ The decorator `attention` registers such a function as a mixer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -707,7 +708,8 @@ _NOT_OPTIONS = {
 
 def shared_options() -> list[str]:
   """Returns the attributes of `Attention` that a config can set."""
-  return [f for f in Attention.__dataclass_fields__ if f not in _NOT_OPTIONS]
+  names = [field.name for field in dataclasses.fields(Attention)]
+  return [name for name in names if name not in _NOT_OPTIONS]
 
 
 def _settable_attributes(tools: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import check_keywords, choose
 from jaxformers.models.batches import in_batches
+from jaxformers.models.blocks.fixed_point import LENGTHS
 from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.bounds import token_table
 from jaxformers.models.cache import CACHE, FIXED
@@ -303,9 +304,11 @@ def noise_radii(model: Model, params: Any) -> list[float]:
       bounds = layers.certificate(weights, None, 0.0)
     except UserError:
       break
-    if "sequences" not in bounds:
+    # Only one token differs, so that every distance of sequences is the same.
+    kind = next((kind for kind in LENGTHS if kind in bounds), None)
+    if kind is None:
       break
-    radii.append(bounds["sequences"][0] * radii[-1])
+    radii.append(bounds[kind][0] * radii[-1])
   return radii
 
 

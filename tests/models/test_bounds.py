@@ -48,6 +48,8 @@ CASES = [
   ("isometric", {"block": {"form": "feed_forward"}, "pool": "max"}),
   ("allpass", {"head_dim": 6, "pool": "root_mean"}),
   ("certified_s4d", {"head_dim": 6}),
+  ("injective_transformer", {"pool": "first"}),
+  ("l2_transformer", {"head_dim": 6}),
   ("random_transject", {"mixer": {"num_experts": 1}}),
   ("random_transject", {"mixer": {"gating": "certified"}}),
 ]

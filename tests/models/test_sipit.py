@@ -14,7 +14,7 @@ from jaxformers.models import sipit
 from jaxformers.models.capture import capture
 from jaxformers.models.model import EncoderModel
 from jaxformers.models.variables import make_variables
-from tests.marks import slow_except
+from tests.marks import long_except, slow_except
 from tests.models.test_cache import start
 
 V, N = 23, 7
@@ -154,7 +154,13 @@ def rotary():
   return build("transformer", positions="none", mixer=mixer)
 
 
-@pytest.mark.parametrize("name", ["allpass", "certified_s4d"])
+@pytest.mark.parametrize(
+  "name",
+  long_except(
+    ["allpass", "l2_transformer"],
+    ["allpass", "certified_s4d", "injective_transformer", "l2_transformer"],
+  ),
+)
 def test_noise_below_the_radius_changes_no_token(name):
   model, params = build(name)
   ids = prompts(8)

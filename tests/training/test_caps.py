@@ -70,7 +70,7 @@ def make(cap, most, optimizer="muon", **options):
 @pytest.mark.parametrize("cap", ["soft", "exact"])
 @pytest.mark.parametrize("optimizer", ["muon", "adam"])
 def test_training_keeps_every_matrix_below_its_cap(cap, optimizer):
-  model = models.build("capped_transformer", d_model=8, **SIZES)
+  model = models.build("capped_transformer", d_model=8, pool="cls", **SIZES)
   params = initial.params(model, model.example())
   tx = make(cap, 0.7, optimizer)
   state = tx.init(params)
@@ -99,24 +99,34 @@ def test_training_keeps_every_matrix_below_its_cap(cap, optimizer):
       norm = np.linalg.norm(np.float64(kernel), 2)
       # Without a cap, three steps of Adam lead to norms of 1.5 and more.
       assert_between(norm, 0.8 * limit, limit, rtol=1e-5)
-  table = np.asarray(encoder["embedding"]["tokens"]["embedding"])
-  assert_between(np.sqrt(np.square(table).mean(1)), 0, 1 + 1e-6)
+  table = encoder["embedding"]["tokens"]["embedding"]
+  for rows in (table, encoder["embedding"]["cls"]):
+    sizes = np.sqrt(np.square(rows).mean(-1))
+    assert_between(sizes, 0, 1 + 1e-6)
   # The head has no cap.
   assert np.linalg.norm(params["head"]["logits"]["kernel"], 2) > 1.2
 
 
 def test_caps_leave_rotations_and_frozen_parts():
-  model = models.build("isometric", d_model=8, **SIZES)
+  model = models.build("transformer_orthogonal", d_model=8, **SIZES)
   params = initial.params(model, model.example())
   grads = jax.tree.map(jnp.ones_like, params)
   results = []
   for cap in ("exact", ""):
     tx = make(cap, 0.01, "adam", frozen="encoder/embedding")
     updates, _ = tx.update(grads, tx.init(params), params)
-    results.append(updates["encoder"]["layer_0"])
+    mixer = updates["encoder"]["layer_0"]["mixer"]
+    results.append({k: v for k, v in mixer.items() if k.endswith("_skew")})
     table = updates["encoder"]["embedding"]["tokens"]["embedding"]
     assert not table.any()
+  assert len(results[0]) == 3
   chex.assert_trees_all_close(*results, atol=1e-6)
+
+
+def test_models_without_kernels_have_nothing_to_cap():
+  model = models.build("isometric", d_model=8, **SIZES)
+  with pytest.raises(ValueError, match="cap=soft has nothing to cap"):
+    make("soft", 1.0).init(initial.params(model, model.example()))
 
 
 def test_unknown_caps_are_refused():

@@ -170,7 +170,11 @@ class Heads:
     return self.combine(n**0.5 * (1 + by_key) + by_query)
 
   def point_constant(
-    self, x: np.ndarray, *, causal: bool = False
+    self,
+    x: np.ndarray,
+    *,
+    causal: bool = False,
+    places: np.ndarray | None = None,
   ) -> tuple[float, float]:
     """Returns the Lipschitz constant near one sequence, for the Frobenius norm.
 
@@ -180,6 +184,8 @@ class Heads:
     Args:
       x: tokens, float64 [n, d].
       causal: True if a token sees itself and earlier tokens only.
+      places: places of the tokens, [n], for rotary positions; None for 0 to
+        n - 1.
 
     Returns:
       The constant, and the greatest sum of weights that a token gets, between 1
@@ -194,7 +200,8 @@ class Heads:
     )
     length = np.linalg.norm(query, axis=2)
     if self.rotary:
-      query, key = _rotated(query), _rotated(key)
+      places = np.arange(n) if places is None else places
+      query, key = _rotated(query, places), _rotated(key, places)
       # The matrix between two tokens depends on their distance.
       steep = length * norms(np.moveaxis(self.key, 1, 0))[:, None]
     else:
@@ -203,14 +210,22 @@ class Heads:
     if causal:
       scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
     weights = scipy.special.softmax(scores, -1)
-    # Distances of all tokens from the mean that a token sees, [h, n, n, d].
-    apart = x[None, None] - (weights @ x)[:, :, None]
-    spread = np.sqrt(np.einsum("hnm,hnmd,hnmd->hn", weights, apart, apart))
-    mixed = np.einsum("hnm,hnmd,hme->hnde", weights, apart, key)
+    # Variance of the tokens that a token sees, as E|x|^2 - |E x|^2, [h, n].
+    x = x - x.mean(0)
+    mean = weights @ x
+    squares = weights @ np.square(x).sum(1) - np.square(mean).sum(2)
+    spread = np.sqrt(np.maximum(squares, 0))
+    # Covariances of these tokens and their keys, [h, n, d, e].
+    pairs = np.einsum("md,hme->hmde", x, key).reshape(*key.shape[:2], -1)
+    mixed = (weights @ pairs).reshape(*mean.shape, key.shape[2])
+    mixed -= mean[..., None] * (weights @ key)[:, :, None]
+    wide = np.moveaxis(self.query, 1, 0)
     if self.rotary:
-      by_query = norms(mixed) * norms(np.moveaxis(self.query, 1, 0))[:, None]
+      by_query = norms(mixed) * norms(wide)[:, None]
     else:
-      by_query = norms(np.einsum("hnde,che->hndc", mixed, self.query))
+      # The norm of a product with Q is that of the product with its triangle.
+      triangle = np.linalg.qr(wide, mode="r")
+      by_query = norms(mixed @ np.swapaxes(triangle, 1, 2)[:, None])
     sink = weights.sum(1).max(1)
     by_key = (1 + scale * steep * spread).max(1)
     constants = sink**0.5 * by_key + scale * by_query.max(1)
@@ -232,10 +247,10 @@ class Heads:
     return self.project(sizes) + float(np.linalg.norm(self.out_bias))
 
 
-def _rotated(x: np.ndarray) -> np.ndarray:
-  """Returns queries or keys rotated by their places, float64 [h, n, e]."""
+def _rotated(x: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """Returns queries or keys rotated by their places [n], float64 [h, n, e]."""
   with jax.enable_x64(True):
-    rotated = rotate(jnp.asarray(x)[None], jnp.arange(x.shape[1])[None])
+    rotated = rotate(jnp.asarray(x)[None], jnp.asarray(places)[None])
     return np.asarray(rotated[0])
 
 
@@ -394,11 +409,10 @@ def certify(model: Model, params: Any, n: int) -> dict[str, Any]:
     the greatest norm (`radius`) of the tokens that attention reads, the factor
     of the layer for `tokens` and `frobenius`, and the constants of its parts,
     `attention_tokens`, `attention_frobenius`, `mlp` and `norm` (0 without a
-    norm); and `log10`, the decimal
-    logarithms of the constants of the whole encoder, after the embedding;
-    `norm`, the greatest constant of a norm of tokens, 0 without norms; and
-    `ball`, the greatest norm of an embedded token for which the constants hold,
-    None for all tokens.
+    norm). `log10` has the decimal logarithms of the constants of the whole
+    encoder, after the embedding. `norm` is the greatest constant of a norm of
+    tokens, 0 without norms. `ball` is the greatest norm of an embedded token
+    for which the constants hold, None for all tokens.
   """
   if reason := missing(model):
     return {"missing": reason}
@@ -482,7 +496,9 @@ def near(model: Model, params: Any, captured: Capture) -> list[dict[str, Any]]:
         centred = block.norm_type == "layer"
         x = normalised(x, weights["norm_mixer"], block.norm_epsilon, centred)
       if len(x):
-        sequences.append((x, *heads.point_constant(x, causal=causal)))
+        places = np.flatnonzero(mask)
+        found = heads.point_constant(x, causal=causal, places=places)
+        sequences.append((x, *found))
     lengths = [np.linalg.norm(x, axis=1).max() for x, *_ in sequences]
     rows.append(
       {

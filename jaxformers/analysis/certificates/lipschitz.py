@@ -371,7 +371,8 @@ def _explain(model: Model, total: dict[str, Interval]) -> list[str]:
   sentences = []
   nouns = {"tokens": "Two tokens of one sample", "sequences": layers.scope()}
   if "farthest" in total:
-    nouns["farthest"] = f"{layers.scope()}, greatest distance of two tokens"
+    scope = layers.scope()[0].lower() + layers.scope()[1:]
+    nouns["farthest"] = f"Greatest distance of two tokens of {scope}"
     del nouns["sequences"]
   for kind, noun in nouns.items():
     if kind not in total:

@@ -62,7 +62,8 @@ def find_certificate(model: Any, params: Any) -> Certificate | None:
 
   The result is None if the encoder has no certificate, or if the bound of its
   layers depends on the data, as TransJect's does with eigenvalues or the
-  paper's gate; and for attention after a LayerNorm, whose constant is vacuous.
+  paper's gate; and for attention after a LayerNorm, whose constant is vacuous,
+  and for constants above 10^300.
 
   Args:
     model, params: model and its parameters.
@@ -73,7 +74,8 @@ def find_certificate(model: Any, params: Any) -> Certificate | None:
     bounds = attention.certify(model, params, model.config.encoder_len)
     if bounds["missing"] or bounds["norm"]:
       return None
-    return Certificate("farthest", 0.0, 10 ** bounds["log10"]["tokens"])
+    log = bounds["log10"]["tokens"]
+    return Certificate("farthest", 0.0, 10**log) if log < 300 else None
   if block.final_norm:
     return None
   # Layers without a bound have no certificate for all sequences.
@@ -125,7 +127,9 @@ def figure(runs: list[Priced]) -> Figure:
   """Returns the figure of scores over the certified constants."""
   # Split the runs into points with a certificate, and scores without.
   rows = sorted(
-    (run.model, run.greatest, run.score) for run in runs if run.certificate
+    (f"{run.model}, {run.certificate.distance}", run.greatest, run.score)
+    for run in runs
+    if run.certificate
   )
   free = {run.model: run.score for run in runs if not run.certificate}
 
@@ -145,8 +149,10 @@ def figure(runs: list[Priced]) -> Figure:
 
   caption = (
     f"Test score of {len(runs)} runs over the greatest factor by which their "
-    "encoders may change the distance of two sequences. Certificates are "
-    "stronger to the left."
+    "encoders may change the distance of two sequences: the Frobenius norm "
+    "(sequences), or the greatest distance of two tokens (farthest). "
+    "Certificates are stronger to the left, and are not compared between "
+    "the two distances."
   )
   texts = Texts("price", "The price of a certificate", caption)
   columns = ("model", "log10 of the greatest factor", runs[0].metric)

@@ -277,10 +277,15 @@ class CoupledLayers(InvertibleLayers):
     return self._apply(weights, y, mask, shared, inverse=True)[0]
 
   def _rates(self, weights: Any) -> tuple[float, float] | None:
-    """Returns Lipschitz constants (f, g) of F and G in float64, or None."""
+    """Returns Lipschitz constants (f, g) of F and G in float64, or None.
+
+    They are for the Frobenius norm of whole sequences.
+    """
     block = self.block
     mixer = block.mixer(parent=None)
     if block.norm_type != "none" or not getattr(mixer, "is_bounded", False):
+      return None
+    if getattr(mixer, "distance", "sequences") != "sequences":
       return None
     # f is the gain of the mixer; g is |W2| |W1| times the activation's slope.
     collections = {

@@ -1,4 +1,7 @@
-"""Blocks with a mixer and a feed-forward: Pre-LN, Post-LN, ReZero and Mega."""
+"""Blocks with a mixer and a feed-forward.
+
+They are Pre-LN, Post-LN, ReZero, Mega's block, and averages without norms.
+"""
 
 from __future__ import annotations
 
@@ -91,15 +94,15 @@ class TwoBranches(nn.Module):
     norm_epsilon: epsilon of every norm.
     init_std: standard deviation of the feed-forward's kernels at
       initialization; 0 for Xavier's initializer.
-    orthogonal: True for kernels of the feed-forward with orthonormal rows (W1)
-      and columns (W2), made of rotations (`semi_orthogonal`).
+    orthogonal: True for kernels of the feed-forward with orthonormal rows or
+      columns, made of rotations (`semi_orthogonal`).
     orthogonal_map: name of the map to rotations, in `orthogonal.MAPS`.
     dtype: compute type; parameters and LayerNorm are float32.
   """
 
   concatenate_positions: ClassVar[bool] = False
   has_segments: ClassVar[bool] = True  # The mask may be numbers.
-  use_bias: ClassVar[bool] = True  # Of the feed-forward.
+  use_bias: ClassVar[bool] = True  # True for biases in the feed-forward.
   in_turn: ClassVar[tuple[str, ...]] = ("up", "down")  # See `variables`.
 
   mixer: Callable[..., nn.Module]
@@ -332,9 +335,10 @@ class ReZero(TwoBranches):
 class Averaged(TwoBranches):
   """Averages of x and its branches, without norms and biases.
 
-  (1 - b) x + b/3 mixer(x), then (1 - b) x + b/1.13 W2 GELU(W1 x), with
-  b = 1 / (2 L). With bounded matrices (`config.optimizer.cap`) the layer has a
-  Lipschitz constant that is worth knowing.
+  (1 - b) x + b/3 mixer(x), then (1 - b) x + b/s W2 f(W1 x), with b = 1 / (2 L)
+  and the greatest slope s of the activation f. With bounded matrices
+  (`config.optimizer.cap`) the layer has a Lipschitz constant that is worth
+  knowing.
 
   Source: Newhouse et al. 2025, https://arxiv.org/abs/2507.13338. Differs from
   it: the divisor of GELU is its greatest slope rounded up, not 1.1289.
@@ -351,7 +355,7 @@ class Averaged(TwoBranches):
 
   @nn.nowrap
   def shares(self, r: Any) -> Shares:
-    """Returns 1 - b, b / 3 and b / 1.13."""
+    """Returns 1 - b, b / 3 and b / s."""
     b = r / (2 * self.num_layers)
     return Shares(1 - b, b / 3, b / SLOPES[self.activation])
 

@@ -33,6 +33,7 @@ BOUNDED = {
   "orthogonal": True,
   "orthogonal_output": True,
   "fidelity": 0.0,
+  "fidelity_schedule": (),
   "learn_fidelity": False,
   "feat_scale": False,
 }
@@ -73,10 +74,16 @@ def into_ball(x: jax.Array, radius: jax.Array) -> jax.Array:
   return x * jax.lax.rsqrt(jnp.maximum(squares, jnp.square(radius)))
 
 
+def _ball_constant(sharpness: Any) -> Any:
+  """Returns the Lipschitz constant of a head of `ball` before its division."""
+  return 1 + 2 * sharpness
+
+
 def _ball_heads(
   q: jax.Array, k: jax.Array, v: jax.Array, param: Parameters
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns queries, keys and values of `ball`, whose scores are q k.T."""
+  dtype = v.dtype
   h, e = q.shape[1], q.shape[-1]
   start = jax.nn.initializers.zeros
   # A head has a sharpness s, and a radius that starts at RMS norm 1.
@@ -86,9 +93,10 @@ def _ball_heads(
   )
   radius = math.sqrt(e) * radius
   q, k, v = (into_ball(x, radius) for x in (q, k, v))
-  # Divide by the constant 1 + 2 s of a head, and for h heads by sqrt(h).
-  share = 1 / (math.sqrt(h) * (1 + 2 * sharpness))
-  return q * sharpness, k, v * radius * share
+  # Divide by the constant of a head, and for h heads by sqrt(h).
+  share = 1 / (math.sqrt(h) * _ball_constant(sharpness))
+  q, v = q * sharpness, v * radius * share
+  return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
 
 def _ball_constants(
@@ -98,7 +106,8 @@ def _ball_constants(
   s = np.exp(np.asarray(params["log_sharpness"], np.float64))
   # `symmetric` uses the keys as queries.
   both = norms.get("query", norms["key"]) + norms["key"]
-  return (norms["value"] + s * both) / (1 + 2 * s) / math.sqrt(len(s))
+  constants = (norms["value"] + s * both) / _ball_constant(s)
+  return constants / math.sqrt(len(s))
 
 
 def _ball_step(
@@ -106,8 +115,7 @@ def _ball_step(
 ) -> jax.Array:
   """Computes causal `ball` of new tokens to these and to cached tokens."""
   heads = _ball_heads(q, k, v, cache.module.param)
-  y = attend_cached(*heads, cache=cache, precision=HIGHEST)
-  return y.astype(v.dtype)
+  return attend_cached(*heads, cache=cache)
 
 
 @attention(
@@ -140,8 +148,7 @@ def ball(
   Shapes: q, k, v [b, h, n, e] -> [b, h, n, e]; mask [b, n], True at tokens.
   """
   heads = _ball_heads(q, k, v, param)
-  y = attend(*heads, mask, Dropout(), Form(causal, precision=HIGHEST))
-  return y.astype(v.dtype)
+  return attend(*heads, mask, Dropout(), Form(causal))
 
 
 def spread_bound(n: int) -> float:

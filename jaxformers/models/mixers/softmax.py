@@ -25,7 +25,7 @@ MODELS.register("capped_transformer")(
   Variant(
     "softmax",
     "averaged",
-    fixed={"use_bias": False},
+    fixed={"use_bias": False, "fidelity": 0.0, "learn_fidelity": False},
     defaults={"exponent": 1.0, "rotary": True},
     source="Newhouse et al. 2025",
   )

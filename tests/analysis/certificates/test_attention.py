@@ -31,8 +31,8 @@ def draw(seed, scale, rotary=False):
   return attention.Heads(query, key, value, biases, out, np.ones(D), rotary)
 
 
-def apply(heads, x, causal):
-  """Attends to tokens [n, d], by definition."""
+def apply(heads, x, causal=False, seen=True):
+  """Attends to tokens [n, d], by definition; `seen` is a mask [n, n]."""
   q, k, v = (
     jnp.einsum("nd,dhe->hne", x, kernel) + bias[:, None]
     for kernel, bias in zip(
@@ -44,7 +44,8 @@ def apply(heads, x, causal):
     q, k = (rotate(a[None], places)[0] for a in (q, k))
   scores = jnp.einsum("hne,hme->hnm", q, k)
   scores = scores * heads.query.shape[2] ** -heads.exponent
-  seen = jnp.tril(jnp.ones((len(x), len(x)), bool)) if causal else True
+  if causal:
+    seen = jnp.tril(jnp.ones((len(x), len(x)), bool))
   weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1)
   y = jnp.einsum("hnm,hme->hne", weights, v)
   return jnp.einsum("hne,hed->nd", y, heads.out) + heads.out_bias
@@ -225,6 +226,25 @@ def test_heads_are_those_of_the_mixer(options):
   np.testing.assert_allclose(apply(heads, x[0], False), want, atol=2e-5)
 
 
+def test_rotary_constants_near_a_sequence_count_its_holes():
+  """Tokens at places 0, 7 and 30 see other angles than at 0, 1 and 2."""
+  heads = draw(2, 2.0, rotary=True)
+  places = np.array([0, 7, 30])
+  x = np.random.default_rng(0).normal(size=(3, D))
+
+  def function(x):
+    holes = jnp.zeros((31, D)).at[places].set(x)
+    seen = jnp.zeros((31, 31), bool).at[:, places].set(True)
+    return apply(heads, holes, seen=seen)[places]
+
+  _, found = factors(function, x)
+  constant, sink = heads.point_constant(x, places=places)
+  assert 0.02 * constant < found <= constant * (1 + 1e-6)
+  other, other_sink = heads.point_constant(x)
+  assert other != pytest.approx(constant, rel=1e-3)
+  assert other_sink != pytest.approx(sink, rel=1e-3)
+
+
 def test_deep_encoders_have_constants():
   model = models.build(
     "transformer",
@@ -250,6 +270,7 @@ def test_no_search_breaks_the_constant_of_a_capped_transformer():
     num_layers=2,
     mixer={"num_heads": 4},
     block={"mlp_dim": 8},
+    positions="none",
   )
   params = initial.params(model, model.example())
   eye = np.eye(8, dtype=np.float32)
@@ -294,7 +315,6 @@ def test_norms_of_whole_matrices_are_no_constant_for_several_heads():
   found, _ = factors(functools.partial(apply, heads, causal=False), x)
   # Their formula: (w_V + 2 w_V r^2 w_Q w_K) w_O / 3, with all norms 1.
   assert found / 3 > 1.1 * (1 + 2) / 3
-  assert found <= heads.token_constant(radius)
 
 
 def test_constants_are_attained_by_one_head():

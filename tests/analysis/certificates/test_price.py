@@ -47,6 +47,19 @@ def test_constants_of_attention_are_upper_bounds():
   assert found == ("farthest", 0, pytest.approx(10 ** logs["tokens"]))
 
 
+def test_constants_beyond_the_range_of_floats_are_none():
+  model, params = build("transformer_rezero")
+  for i in range(2):
+    layer = params["encoder"][f"layer_{i}"]
+    layer["residual"] = np.float32(1e12)
+    for name in ("up", "down"):
+      layer[name]["kernel"] = layer[name]["kernel"] * np.float32(1e12)
+    for name in ("query", "key", "value", "out"):
+      kernel = layer["mixer"][name]["kernel"]
+      layer["mixer"][name]["kernel"] = kernel * np.float32(1e12)
+  assert price.find_certificate(model, params) is None
+
+
 @pytest.mark.parametrize("name", ["transject", "transformer", "lru"])
 @pytest.mark.slow
 def test_uncertified_models_have_no_certificate(name):
@@ -79,7 +92,11 @@ def test_price_figure_marks_runs_without_certificate():
   assert [row[1:] for row in drawn.rows] == [(math.log10(2), 0.7), (1, 0.8)]
   fig = drawn.draw()
   labels = [text.get_text() for text in fig.legends[0].get_texts()]
-  assert labels == ["isometric", "s5, no certificate"]
+  assert labels == [
+    "isometric, farthest",
+    "isometric, sequences",
+    "s5, no certificate",
+  ]
 
 
 @pytest.mark.slow

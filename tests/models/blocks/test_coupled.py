@@ -269,8 +269,14 @@ def test_coupled_bound_holds_for_any_two_sequences():
 
 
 def test_coupled_certificate_is_empty_with_norms_or_unbounded_mixers():
-  for name, block in (("allpass", {}), ("s4d", {"norm_type": "none"})):
-    model = build(name, mixer=BOUNDED.get(name, {"state_size": 4}), block=block)
+  """Or with mixers whose bound is not for Frobenius norms."""
+  plain = {"norm_type": "none"}
+  for name, block, mixer in (
+    ("allpass", {}, BOUNDED["allpass"]),
+    ("s4d", plain, {"state_size": 4}),
+    ("injective_transformer", plain, {}),
+  ):
+    model = build(name, mixer=mixer, block=block)
     layers = invertible.layers_of(model.stacks()["encoder"])
     weights = layers.weights({"params": moved(model)["encoder"]})[0]
     assert layers.certificate(weights, None, 1.0) == {}

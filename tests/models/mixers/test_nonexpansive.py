@@ -68,7 +68,7 @@ def test_l2_matches_numpy():
 
 
 def test_spread_bound_is_the_greatest_spread():
-  """Found by a search; Kim et al. print t for n = 2 and 1,000."""
+  """Found by a search; at n = 2 and 1,000 as another program printed it."""
   for n, t in ((1, 0.0), (2, 0.278), (1_000, 4.42)):
     assert nonexpansive.spread_bound(n) == pytest.approx(t, abs=5e-3)
   n = 6
@@ -195,7 +195,7 @@ def test_ascent_breaks_wrong_variants_of_l2_attention(fault):
   assert_between(right, 0, 1, rtol=1e-5)
   assert right.max() > 0.5
   wrong = greatest(functools.partial(l2_like, **fault), 20, 3, 4, 1.0)
-  assert wrong.max() > 5
+  assert wrong.max() > 15
 
 
 def test_projections_onto_balls_are_exact_and_have_finite_gradients():
