@@ -31,6 +31,7 @@ PAGES = (
   "README.md",
   "docs/devices.md",
   "docs/diagnostics.md",
+  "docs/orthogonal.md",
   "docs/performance.md",
   "docs/results.md",
 )
