@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 
 from jaxformers.models.attention import Cache, attention
 from jaxformers.models.dropout import Dropout
@@ -159,7 +158,9 @@ def spread_bound(n: int) -> float:
 
   Source: Kim et al. 2021, https://arxiv.org/abs/2006.04710, theorem 3.2.
   """
-  return float(scipy.special.lambertw((n - 1) / math.e).real)
+  from scipy import special  # The import takes a quarter of a second.
+
+  return float(special.lambertw((n - 1) / math.e).real)
 
 
 def _l2_heads(
