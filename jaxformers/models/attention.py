@@ -510,9 +510,8 @@ class Attention(nn.Module):
     y = product(y.reshape(*y.shape[:2], d), kernel.astype(self.dtype))
     if not self.use_bias:
       return y
-    return y + self.param("out_bias", nn.initializers.zeros, (d,)).astype(
-      y.dtype
-    )
+    bias = self.param("out_bias", nn.initializers.zeros, (d,))
+    return y + bias.astype(y.dtype)[None, None]
 
   def _head_weights(
     self, name: str, d: int, shape: tuple[int, int]

@@ -203,7 +203,7 @@ class TwoBranches(nn.Module):
     if not self.use_bias:
       return y
     bias = self.param(f"{name}_bias", nn.initializers.zeros, (width,))
-    return y + bias.astype(self.dtype)
+    return y + bias.astype(self.dtype)[None, None]
 
   def _drop_path(self, train: bool) -> Callable[[jax.Array], jax.Array]:
     """Returns a function that drops a branch for some samples.

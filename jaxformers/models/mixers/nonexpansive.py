@@ -87,7 +87,7 @@ def _ball_heads(
   start = jax.nn.initializers.zeros
   # A head has a sharpness s, and a radius that starts at RMS norm 1.
   sharpness, radius = (
-    jnp.exp(param(name, start, (h,)))[:, None, None]
+    jnp.exp(param(name, start, (h,)))[None, :, None, None]
     for name in ("log_sharpness", "log_radius")
   )
   radius = math.sqrt(e) * radius
@@ -169,7 +169,7 @@ def _l2_heads(
   """Returns queries, keys and values of `l2`, whose scores are q k.T."""
   h, e = q.shape[1], q.shape[-1]
   start = jax.nn.initializers.constant(-math.log(e) / 2)
-  sharpness = jnp.exp(param("log_sharpness", start, (h,)))[:, None, None]
+  sharpness = jnp.exp(param("log_sharpness", start, (h,)))[None, :, None, None]
   # The product of the exponents is -s |q_i - q_j|^2.
   x = wide(q) * jnp.sqrt(2 * sharpness)
   share = 1 / (math.sqrt(h) * (1 + 4 * spread_bound(max_len)))
