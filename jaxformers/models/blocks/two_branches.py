@@ -72,6 +72,10 @@ class Shares(NamedTuple):
   mixer: Any
   mlp: Any
 
+  def keep(self, x: jax.Array) -> jax.Array:
+    """Returns x times its weight, without a product if the weight is 1."""
+    return x if self.x == 1 else self.x * x
+
 
 class TwoBranches(nn.Module):
   """Base class of blocks with a mixer and a feed-forward.
@@ -176,13 +180,13 @@ class TwoBranches(nn.Module):
       y, mask=mask, carry=carry, train=train, **self.inputs(x)
     )
     y = path(dropout(y, after_mixer)).astype(x.dtype)
-    x = shares.x * x + shares.mixer * y
+    x = shares.keep(x) + shares.mixer * y
     x = self.end(x, "norm_mixer", **tokens)
     # Add the branch of the feed-forward: x + r W2 f(W1 norm x).
     y = self._dense(self.norm(x, "norm_mlp", **tokens), self.mlp_dim, "up")
     y = self._dense(dropout(activation(y), inside), x.shape[-1], "down")
     y = path(dropout(y)).astype(x.dtype)
-    x = shares.x * x + shares.mlp * y
+    x = shares.keep(x) + shares.mlp * y
     return self.end(x, "norm_mlp", **tokens), carry
 
   def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
