@@ -223,7 +223,7 @@ class Heads:
     if self.rotary:
       by_query = norms(mixed) * norms(wide)[:, None]
     else:
-      # The norm of a product with Q is that of the product with its triangle.
+      # A product with Q and a product with its triangle have the same norm.
       triangle = np.linalg.qr(wide, mode="r")
       by_query = norms(mixed @ np.swapaxes(triangle, 1, 2)[:, None])
     sink = weights.sum(1).max(1)
@@ -497,8 +497,8 @@ def near(model: Model, params: Any, captured: Capture) -> list[dict[str, Any]]:
         x = normalised(x, weights["norm_mixer"], block.norm_epsilon, centred)
       if len(x):
         places = np.flatnonzero(mask)
-        found = heads.point_constant(x, causal=causal, places=places)
-        sequences.append((x, *found))
+        bounds = heads.point_constant(x, causal=causal, places=places)
+        sequences.append((x, *bounds))
     lengths = [np.linalg.norm(x, axis=1).max() for x, *_ in sequences]
     rows.append(
       {

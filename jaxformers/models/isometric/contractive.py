@@ -289,10 +289,12 @@ class ContractiveLayers(InvertibleLayers):
     if exact:
       rates = tuple(self.constants(weights, shared).values())
 
+    distance = self.distance
+
     # Apply the bound of a residual branch once per branch.
     def move(change: Change, n: Any) -> Change:
       for rate in rates:
-        change = change.add_branch(rate, n, self.distance)
+        change = change.add_branch(rate, n, distance)
       return change
 
     return move
