@@ -301,6 +301,12 @@ class TrainedModel:
       UserError: If `count` or `length` is below 1, if the split is unknown, and
         in the cases in which `run` raises it.
     """
+    return self.draw(count, length, split, seed)["inputs"]
+
+  def draw(
+    self, count: int, length: int, split: str, seed: int = 0
+  ) -> dict[str, np.ndarray]:
+    """Draws examples as `sample` does; returns all arrays of a batch."""
     if count < 1 or length < 1:
       raise UserError(
         f"{count} samples of {length} tokens: give at least one of both, by "
@@ -312,7 +318,9 @@ class TrainedModel:
     count = min(count, len(source))
     # Sort the indices to read the examples in their order on the disk.
     chosen = np.sort(rng.choice(len(source), count, replace=False))
-    return source.batch(chosen, min(length, self.task.max_len))["inputs"]
+    batch = source.batch(chosen, min(length, self.task.max_len))
+    # Tasks with labels for tokens give them weights; other examples count 1.
+    return {"weights": np.ones(len(chosen), np.float32), **batch}
 
   def apply(self, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the evaluation of the model as a function of arrays.

@@ -31,7 +31,7 @@ GROUPS = {
     "robustness",
     "export",
   ),
-  "Depth and width": ("advise", "bounds", "rank", "depth"),
+  "Depth and width": ("advise", "bounds", "rank", "depth", "depth_use"),
 }
 # Modules of commands, by name. Each module has a `main`, which takes the
 # arguments after the name. The training command reads the process's arguments.

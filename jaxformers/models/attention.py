@@ -28,6 +28,7 @@ from jaxformers.foundations.ranges import (
   Fraction,
   Length,
   OptionalSize,
+  Share,
   Weight,
   Width,
 )
@@ -47,7 +48,7 @@ from jaxformers.models.mixer import (
   names_with_step,
 )
 from jaxformers.models.parallel import dot_general, product
-from jaxformers.models.reductions import masked_mean
+from jaxformers.models.reductions import masked_mean, wide
 from jaxformers.models.rotary import number_tokens, rotate
 from jaxformers.models.segments import is_packed, tokens
 from jaxformers.models.variables import find_rotations, rotation
@@ -79,6 +80,8 @@ class HeadsSignature(NamedTuple):
 _PROJECTIONS = {"q": "query", "k": "key", "v": "value"}
 # Tools that a function of heads can request: see `attention`.
 _TOOLS = ("mask", "carry", "dropout", "draw", "param", "project", "max_len")
+# Gates of the outputs of the heads, by the option `gate`.
+GATES = ("none", "elementwise", "headwise")
 
 
 def _read_signature(attend: Callable[..., Any]) -> HeadsSignature:
@@ -100,10 +103,13 @@ class Cache(NamedTuple):
   Attributes:
     module: mixer that owns the cache.
     mask: [b, n], True at new tokens.
+    maps: number of successive heads that share their values, which are cached
+      once.
   """
 
   module: Attention
   mask: jax.Array
+  maps: int = 1
 
   def past(
     self, k: jax.Array, v: jax.Array
@@ -123,7 +129,7 @@ class Cache(NamedTuple):
     count = self.recall("count")
     if count is None:
       return k[:, :, :0], v[:, :, :0], seen[:, None]
-    k, v = self.recall("k"), self.recall("v")
+    k, v = self.recall("k"), jnp.repeat(self.recall("v"), self.maps, 1)
     is_past = jnp.arange(k.shape[2]) < count[:, None, None]
     is_past = jnp.broadcast_to(is_past, (b, n, k.shape[2]))
     return k, v, jnp.concatenate([is_past, seen], -1)[:, None]
@@ -133,7 +139,7 @@ class Cache(NamedTuple):
 
     Args:
       k, v: keys and values of the new tokens, [b, h, n, e].
-      after: what was computed from the cache, [b, h, n, e].
+      after: what was computed from the cache, [b, ..., n, e].
 
     Raises:
       UserError: for a mixer without `max_len`.
@@ -143,8 +149,8 @@ class Cache(NamedTuple):
         "A cache of keys needs max_len: set it to the number of tokens."
       )
     # XLA copies the cache unless its change depends on what reads it.
-    change = 0 * after[..., :1]
-    arrays = {"k": k + change, "v": v + change}
+    change = 0 * after[:, :1, :, :1]
+    arrays = {"k": k + change, "v": v[:, :: self.maps] + change}
     extend(self.module, self.mask, self.module.max_len, 2, **arrays)
 
   def recall(self, name: str) -> Any:
@@ -157,17 +163,56 @@ class Cache(NamedTuple):
 
 
 class FirstValues(NamedTuple):
-  """Carry of a model with a fidelity term.
+  """Carry of a model whose layers read the first one, or their own number.
 
   Attributes:
-    values: values v0 of the first layer, [b, h, n, e].
+    values: values v0 of the first layer, [b, h, n, e]; None if no layer reads
+      them.
     layers: number of layers applied so far, int32.
     carry: carry of the function of heads.
   """
 
-  values: jax.Array
+  values: jax.Array | None
   layers: jax.Array
   carry: Any
+
+
+def _in_two_maps(inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  """Returns heads [b, 2 h, n, ...]: halves of queries and keys, values twice.
+
+  Args:
+    inputs: heads [b, h, n, e] by name.
+  """
+  halves = {}
+  for name in {"query", "key"} & inputs.keys():
+    x = inputs[name]
+    b, h, n, e = x.shape
+    x = jnp.moveaxis(x.reshape(b, h, n, 2, e // 2), 3, 2)
+    halves[name] = x.reshape(b, 2 * h, n, e // 2)
+  return {**halves, "value": jnp.repeat(inputs["value"], 2, 1)}
+
+
+def _subtract_second(y: jax.Array, factor: jax.Array) -> jax.Array:
+  """Returns the first of two maps minus a factor times the second.
+
+  Args:
+    y: results of two maps of each head, [b, 2 h, n, e].
+    factor: scalar.
+  """
+  pairs = wide(y).reshape(y.shape[0], -1, 2, *y.shape[2:])
+  return pairs[:, :, 0] - factor.astype(pairs.dtype) * pairs[:, :, 1]
+
+
+def _once(make: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a function that calls `make` once for each first argument."""
+  made: dict[str, Any] = {}
+
+  def get(name: str, *args: Any) -> Any:
+    if name not in made:
+      made[name] = make(name, *args)
+    return made[name]
+
+  return get
 
 
 class HeadWeights(nn.Module):
@@ -199,7 +244,9 @@ class Attention(nn.Module):
 
   Sows two values into `intermediates`: `projected`, a dictionary of the
   projections `query`, `key` and `value`, [b, h, n, e]; and `attended`, the
-  output of the heads before the output projection, [b, h, n, e].
+  output of the heads before the output projection, [b, h, n, e]. If the
+  collection `weights` is mutable, it gets `matrix`, [b, h, n, n], with the
+  weight [i, j] of the value of token j in the output at token i.
 
   Attributes:
     attend: function of heads; see `attention`.
@@ -229,6 +276,26 @@ class Attention(nn.Module):
     fidelity_schedule: factors of lambda in the second layer and the layers
       after it. The last factor holds for all later layers. () for 1 everywhere.
     learn_fidelity: True to learn lambda in each layer, starting at `fidelity`.
+      With `value_residual` or `share_values`, v are the values before these.
+    value_residual: share w of the first layer's values in the values of every
+      later layer, (1 - w) v + w v0, before the function of heads (ResFormer,
+      Zhou et al. 2025, https://arxiv.org/abs/2410.17897, which sets 0.5). 0
+      turns it off.
+    learn_value_residual: True to learn both factors in each layer, starting at
+      1 - w and w.
+    share_values: True to use v0 as the values of every layer; later layers
+      have no projection to values (SVFormer, Zhou et al. 2025).
+    differential: True to subtract two attention maps, A1 v - lambda A2 v, where
+      each has half of the channels of queries and keys. The result is divided
+      by its root mean square over the channels of a head, and multiplied by a
+      parameter and 1 - c. lambda is exp(a1 . b1) - exp(a2 . b2) + c, where c is
+      0.8 - 0.6 exp(-0.3 l) in layer l, counted from 0 as in the authors' code
+      (Ye et al. 2024, https://arxiv.org/abs/2410.05258, equations 1 to 3). The
+      paper has half as many heads as its baseline.
+    gate: "elementwise" or "headwise" to multiply the output of the heads by
+      sigmoid(x W), before the output projection; W has a column for each
+      channel, or for each head (Qiu et al. 2025,
+      https://arxiv.org/abs/2505.06708). "none" for no gate.
     rotary: True to rotate queries and keys by angles that grow with the
       position of the token, before the function of heads (rotary positions, Su
       et al. 2021, https://arxiv.org/abs/2104.09864, equation 34). Channel i of
@@ -268,6 +335,11 @@ class Attention(nn.Module):
   fidelity: Weight = 0.0
   fidelity_schedule: tuple[Weight, ...] = ()
   learn_fidelity: bool = False
+  value_residual: Share = 0.0
+  learn_value_residual: bool = False
+  share_values: bool = False
+  differential: bool = False
+  gate: str = "none"
   rotary: bool = False
   feat_scale: bool = False
   init_std: Deviation = 0.0
@@ -288,13 +360,24 @@ class Attention(nn.Module):
     names = [_PROJECTIONS[name] for name in self.signature.inputs]
     if self.symmetric:
       names[self.signature.inputs.index("q")] = "key"
-    distinct = list(dict.fromkeys(names))
-    inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
-    self.sow("intermediates", "projected", inputs)
-    # Unwrap the carry: with a fidelity term, it contains the first values.
-    use_fidelity = bool(self.fidelity) or self.learn_fidelity
-    first = carry if use_fidelity else None
+    # Unwrap the carry: it may contain the first values.
+    first = carry if self._wraps_carry else None
     carry = carry if first is None else first.carry
+    layer = 0 if first is None else first.layers
+    # Layers after the first have no projection to values if they share them.
+    shares = self.share_values and first is not None
+    distinct = [
+      n for n in dict.fromkeys(names) if not (shares and n == "value")
+    ]
+    inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
+    if shares:
+      inputs["value"] = first.values
+    self.sow("intermediates", "projected", inputs)
+    v = inputs.get("value")
+    if first is not None and self._mixes_values:
+      inputs["value"] = self._mix_values(v, first.values)
+    if self.differential:
+      inputs = _in_two_maps(inputs)
     # Rotate queries and keys by their positions.
     if self.rotary:
       numbers = number_tokens(self, mask)
@@ -304,9 +387,32 @@ class Attention(nn.Module):
       }
     # Apply the function of heads, and add the fidelity term.
     heads = [inputs[name] for name in names]
-    y, carry = self._attend(x, heads, mask, carry, train)
-    if use_fidelity:
-      y, carry = self._add_fidelity(y, inputs["value"], first, carry)
+    attend = self._attention(x, mask, carry, train)
+    y, carry = attend(heads)
+    factor: Any = 0
+    if self.differential:
+      factor, start = self._second_factor(y.shape[-1], layer)
+      norm = nn.RMSNorm(1e-5, name="head_norm")
+      y = (1 - start) * norm(_subtract_second(y, factor))
+      y = y.astype(self.dtype)
+    is_asked = self.is_mutable_collection("weights")
+    is_asked = is_asked and not self.is_initializing()
+    if is_asked and "v" in self.signature.inputs:
+      # The weights are the result for values that are the rows of I.
+      eye = jnp.broadcast_to(jnp.eye(n, dtype=y.dtype), (*v.shape[:2], n, n))
+      eye = jnp.repeat(eye, 2, 1) if self.differential else eye
+      matrix, _ = attend([*heads[:-1], eye], eye)
+      if self.differential:
+        matrix = _subtract_second(matrix, factor)
+      self.sow("weights", "matrix", matrix)
+    if first is not None and self._has_fidelity:
+      y = self._add_fidelity(y, v, first)
+    if self._wraps_carry:
+      start = v if self._reads_first else None
+      values = start if first is None else first.values
+      carry = FirstValues(values, jnp.asarray(layer + 1, jnp.int32), carry)
+    if self.gate != "none":
+      y = y * self._gates(x).astype(y.dtype)
     self.sow("intermediates", "attended", y)
     # Project the heads to one vector for each token.
     y = self._project_back(jnp.swapaxes(y, 1, 2), d)
@@ -316,8 +422,32 @@ class Attention(nn.Module):
   def is_bounded(self) -> bool:
     """True if `gain` is a Lipschitz constant."""
     is_rotated = self.orthogonal and self.orthogonal_output
-    adds = self.fidelity or self.learn_fidelity or self.feat_scale
-    return self.constants is not None and is_rotated and not adds
+    adds = self._reads_first or self.feat_scale or self.differential
+    is_plain = not adds and self.gate == "none"
+    return self.constants is not None and is_rotated and is_plain
+
+  @property
+  def _has_fidelity(self) -> bool:
+    return bool(self.fidelity) or self.learn_fidelity
+
+  @property
+  def _mixes_values(self) -> bool:
+    return bool(self.value_residual) or self.learn_value_residual
+
+  @property
+  def _reads_first(self) -> bool:
+    """True if layers read the values of the first layer."""
+    return self._has_fidelity or self._mixes_values or self.share_values
+
+  @property
+  def counts_layers(self) -> bool:
+    """True if a layer needs its own number."""
+    return bool(self.fidelity_schedule) or self.differential
+
+  @property
+  def _wraps_carry(self) -> bool:
+    """True if the carry is `FirstValues`."""
+    return self._reads_first or self.counts_layers
 
   @nn.nowrap
   def gain(self, collections: Mapping[str, Any]) -> float:
@@ -367,23 +497,37 @@ class Attention(nn.Module):
       )
     # Check options that need certain inputs.
     missing = {"q", "k"} - {*self.signature.inputs}
-    if self.rotary and (missing or (self.head_size or d // self.num_heads) % 2):
+    # With differential attention a head of queries is half as wide.
+    pair = 4 if self.differential else 2
+    size = self.head_size or d // self.num_heads
+    odd = f"heads of {size} channels, no multiple of {pair}"
+    if self.rotary and (missing or size % pair):
       raise UserError(
         "rotary=True rotates pairs of channels of queries and keys, but this "
-        f"mixer has {'none' if missing else 'heads of an odd size'}: remove "
-        "rotary."
+        f"mixer has {'none' if missing else odd}: remove rotary."
       )
     if self.symmetric and missing:
       raise UserError(
         "symmetric=True shares the projection of queries and keys, but this "
         f"mixer has no {' and no '.join(sorted(missing))}: remove symmetric."
       )
-    if (
-      self.fidelity or self.learn_fidelity
-    ) and "v" not in self.signature.inputs:
+    if self._reads_first and "v" not in self.signature.inputs:
       raise UserError(
-        f"fidelity={self.fidelity} adds values of the first layer, but this "
-        "mixer has no values: remove fidelity."
+        f"fidelity={self.fidelity}, value_residual={self.value_residual} and "
+        f"share_values={self.share_values} read values of the first layer, but "
+        "this mixer has no values: remove these options."
+      )
+    if self.share_values and self._mixes_values:
+      raise UserError(
+        f"share_values=True leaves no values to which value_residual="
+        f"{self.value_residual} could add the first: remove one of the two."
+      )
+    choose("gate", self.gate, GATES)
+    if self.differential and ({*"qkv"} - {*self.signature.inputs} or size % 2):
+      raise UserError(
+        "differential=True splits queries and keys, but this mixer has not all "
+        f"of queries, keys and values, or heads of an odd size ({size}): "
+        "remove differential."
       )
     # Check options that cannot be combined.
     if self.feat_scale and self.options.get("causal"):
@@ -392,40 +536,53 @@ class Attention(nn.Module):
         "cannot be combined with causal=True: remove one of the two."
       )
 
-  def _attend(
-    self,
-    x: jax.Array,
-    heads: list[jax.Array],
-    mask: jax.Array,
-    carry: Any,
-    train: bool,
-  ) -> tuple[jax.Array, Any]:
-    """Calls the function of heads with the tools that its signature names."""
+  def _attention(
+    self, x: jax.Array, mask: jax.Array, carry: Any, train: bool
+  ) -> Callable[..., tuple[jax.Array, Any]]:
+    """Returns the function of heads with the tools that its signature names.
+
+    The result maps heads to outputs and a carry, and may be called repeatedly.
+    """
     if is_decoding(self):
-      return self._go_on(heads, mask, carry)
+      return lambda heads, eye=None: self._go_on(heads, mask, carry)
     # Record the names of drawn arrays, to refuse options without effect.
     drawn: list[str] = []
     tools = {
       "mask": mask,
       "carry": carry,
       "dropout": make_dropout(self, self.dropout_rate, train=train),
-      "draw": functools.partial(self._draw, drawn, train=train),
-      "param": self.param,
-      "project": lambda name: self._project(x, name)[0],
+      "draw": _once(functools.partial(self._draw, drawn, train=train)),
+      "param": _once(self.param),
+      "project": _once(lambda name: self._project(x, name)[0]),
       "max_len": self.max_len or x.shape[1],
     }
     # Pass only the tools that `attend` requests.
     tools = {name: tools[name] for name in self.signature.tools}
-    y = self.attend(*heads, **tools, **self.options)
-    # Refuse a seed that has no effect.
-    redraws = self.redraw and not self.signature.redraws
-    if (self.seed or redraws) and not drawn:
-      raise UserError(
-        f"seed={self.seed}, redraw={self.redraw}: this mixer draws nothing "
-        "with these options. Remove both."
-      )
-    # Functions that request the carry return (y, carry).
-    return y if "carry" in tools else (y, carry)
+
+    def attend(
+      heads: list[jax.Array], eye: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+      chosen = tools
+      if eye is not None and "project" in tools:
+        # Other values of a mixer are the rows of I, too.
+        project = tools["project"]
+        chosen = tools | {
+          "project": lambda name: (
+            eye if name.startswith("value") else project(name)
+          )
+        }
+      y = self.attend(*heads, **chosen, **self.options)
+      # Refuse a seed that has no effect.
+      redraws = self.redraw and not self.signature.redraws
+      if (self.seed or redraws) and not drawn:
+        raise UserError(
+          f"seed={self.seed}, redraw={self.redraw}: this mixer draws nothing "
+          "with these options. Remove both."
+        )
+      # Functions that request the carry return (y, carry).
+      return y if "carry" in tools else (y, carry)
+
+    return attend
 
   def _go_on(
     self, heads: list[jax.Array], mask: jax.Array, carry: Any
@@ -443,15 +600,46 @@ class Attention(nn.Module):
       )
     options = dict(self.options)
     check_causal(self, causal=options.pop("causal"))
-    return self.step(*heads, cache=Cache(self, mask), **options), carry
+    cache = Cache(self, mask, 2 if self.differential else 1)
+    return self.step(*heads, cache=cache, **options), carry
+
+  def _mix_values(self, v: jax.Array, first: jax.Array) -> jax.Array:
+    """Returns (1 - w) v + w v0 of values [b, h, n, e]."""
+    factors: Any = (1 - self.value_residual, self.value_residual)
+    if self.learn_value_residual:
+      start = factors
+      factors = self.param("value_residual", lambda _: jnp.asarray(start))
+    own, earlier = (jnp.asarray(factor, v.dtype) for factor in factors)
+    return own * v + earlier * first
+
+  def _second_factor(
+    self, e: int, layer: jax.Array | int
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns lambda of differential attention, and its start c.
+
+    Args:
+      e: number of channels of a head.
+      layer: number of the layer, from 0.
+    """
+    start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(layer, float))
+    a = self.param("lambda", nn.initializers.normal(0.1), (2, 2, e // 2))
+    first, second = jnp.exp((a[0] * a[1]).sum(-1))
+    return first - second + start, start
+
+  def _gates(self, x: jax.Array) -> jax.Array:
+    """Returns the gates of the heads, sigmoid(x W), [b, h, n, e or 1]."""
+    shape = (self.num_heads, self.head_size or x.shape[-1] // self.num_heads)
+    if self.gate == "headwise":
+      shape = (self.num_heads, 1)
+    weights = HeadWeights(shape, False, kernel_init(self.init_std), name="gate")
+    kernel, _ = weights(x.shape[-1])
+    y = product(x.astype(self.dtype), kernel.astype(self.dtype))
+    return jax.nn.sigmoid(jnp.swapaxes(y, 1, 2))
 
   def _add_fidelity(
-    self, y: jax.Array, v: jax.Array, first: FirstValues | None, carry: Any
-  ) -> tuple[jax.Array, FirstValues]:
-    """Returns y + lambda (v0 - v), and the carry for the next layer."""
-    # The first layer has no earlier values, and starts the carry.
-    if first is None:
-      return y, FirstValues(v, jnp.ones((), jnp.int32), carry)
+    self, y: jax.Array, v: jax.Array, first: FirstValues
+  ) -> jax.Array:
+    """Returns y + lambda (v0 - v)."""
     # Compute the weight lambda of this layer.
     weight: Any = self.fidelity
     if self.learn_fidelity:
@@ -462,8 +650,7 @@ class Attention(nn.Module):
       factors = jnp.asarray(self.fidelity_schedule, jnp.float32)
       weight = weight * factors[jnp.minimum(first.layers, len(factors)) - 1]
     weight = jnp.asarray(weight, y.dtype)
-    y = y + weight * (first.values - v).astype(y.dtype)
-    return y, FirstValues(first.values, first.layers + 1, carry)
+    return y + weight * (first.values - v).astype(y.dtype)
 
   def _scale_features(self, y: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns FeatScale of y [b, n, d]: y + s mean + t (y - mean).

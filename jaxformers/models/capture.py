@@ -31,7 +31,10 @@ class Capture(NamedTuple):
       other models.
     heads: for every layer, a dictionary with `query`, `key`, `value` and
       `attended` (the output of the heads before the output projection),
-      [b, h, n, e] each. Entries that the mixer does not have are missing.
+      [b, h, n, e] each. Entries that the mixer does not have are missing. With
+      `weights`, also `weights`, [b, h, n, n]: see `Attention`.
+    mixing: matrices that mix the streams of every branch, in their order; see
+      `blocks.streams`. () without streams.
   """
 
   hidden: tuple[jax.Array, ...]
@@ -39,6 +42,7 @@ class Capture(NamedTuple):
   gates: jax.Array | None
   sigma: jax.Array | None
   heads: tuple[dict[str, jax.Array], ...]
+  mixing: tuple[jax.Array, ...] = ()
 
 
 def batches(ids: np.ndarray, size: int, title: str) -> Iterator[np.ndarray]:
@@ -58,12 +62,14 @@ def num_tokens(model: Model, ids: np.ndarray) -> int:
   return int(tokens.max()) - model.config.cls
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, static_argnames="weights")
 def capture(
   model: Model,
   variables: Any,
   ids: jax.Array,
   embedded: jax.Array | None = None,
+  *,
+  weights: bool = False,
 ) -> Capture:
   """Returns the hidden states of a forward pass in evaluation.
 
@@ -77,17 +83,25 @@ def capture(
       separate samples.
     embedded: float32 [b, n, d] that replaces the embedded tokens, or None. The
       result is differentiable with respect to it.
+    weights: True to return the weights of attention, too.
   """
 
   # Models of next tokens move tokens to the front: hidden states follow.
   ids, *_ = model.close_holes(ids)
 
+  collections = ["intermediates", *(["weights"] if weights else [])]
+
   def run(**more: Any) -> Any:
     with jax.default_matmul_precision("highest"):
       _, state = model.apply(
-        {**variables, **more}, ids, train=False, mutable=["intermediates"]
+        {**variables, **more}, ids, train=False, mutable=collections
       )
-    return state["intermediates"]["encoder"]
+    sown = dict(state["intermediates"]["encoder"])
+    # Put the weights of a mixer beside the values that it has sown.
+    for name, layer in state.get("weights", {}).get("encoder", {}).items():
+      mixer = sown[name]["mixer"] | layer["mixer"]
+      sown[name] = sown[name] | {"mixer": mixer}
+    return sown
 
   if embedded is None:
     sown = run()
@@ -111,13 +125,22 @@ def capture(
   stacked = jnp.stack(gates) if gates else None
   # A layer whose mixer has no heads sows none: its dictionary is empty.
   heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
-  return Capture(tuple(sown["hidden"]), model.mask(ids), stacked, sigma, heads)
+  mixing = tuple(
+    layer[f"connect_{branch}"]["mixing"][0]
+    for layer in layers
+    for branch in ("mixer", "mlp")
+    if f"connect_{branch}" in layer
+  )
+  mask = model.mask(ids)
+  return Capture(tuple(sown["hidden"]), mask, stacked, sigma, heads, mixing)
 
 
 def _heads(sown: Mapping[str, Any]) -> dict[str, jax.Array]:
   heads = dict(sown.get("projected", ({},))[0])
   if "attended" in sown:
     heads["attended"] = sown["attended"][0]
+  if "matrix" in sown:
+    heads["weights"] = sown["matrix"][0]
   return heads
 
 

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 
 from jaxformers.models.blocks import invertible
+from jaxformers.models.blocks.streams import expand, reduce
 from jaxformers.models.cache import is_decoding
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS, normalize
@@ -91,11 +92,13 @@ class Encoder(nn.Module):
       call = nn.remat(call)
     # Apply the layers. The first layer gets no carry.
     carry = None
+    streams = getattr(kind, "streams", 1)
+    x = expand(x, streams)
     for block in blocks:
       x, carry = call(block, x, mask, carry)
       x = whole_tokens(x)
-      self.sow("intermediates", "hidden", x)
-    return self._end(kind, x, mask, train)
+      self.sow("intermediates", "hidden", reduce(x, streams))
+    return self._end(kind, reduce(x, streams), mask, train)
 
   def _looped(
     self,

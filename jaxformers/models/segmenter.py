@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.streams import expand, reduce
 from jaxformers.models.config import ModelConfig, field_names
 from jaxformers.models.model import (
   CLASSES,
@@ -64,9 +65,14 @@ class MaskTransformer(nn.Module):
     # Apply the layers to patches and classes together, without padding.
     mask = jnp.ones(x.shape[:2], bool)
     carry: Any = None
-    for i in range(self.num_layers):
-      block = self.block(name=f"layer_{i}", layer=i)
+    blocks = [
+      self.block(name=f"layer_{i}", layer=i) for i in range(self.num_layers)
+    ]
+    streams = getattr(blocks[0], "streams", 1)
+    x = expand(x, streams)
+    for block in blocks:
       x, carry = block(x, mask=mask, carry=carry, train=train)
+    x = reduce(x, streams)
     # Score by the cosine of patch and class, after a linear map of each.
     x = LayerNorm(name="norm")(x)
     init = nn.initializers.normal(d**-0.5)

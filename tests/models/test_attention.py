@@ -438,7 +438,7 @@ def test_rotary_attention_depends_on_distances_only(name):
 def test_rotary_is_refused_without_queries_and_keys():
   with pytest.raises(ValueError, match="rotary=True.*none"):
     make("synthesizer", rotary=True)
-  with pytest.raises(ValueError, match="rotary=True.*odd"):
+  with pytest.raises(ValueError, match="rotary=True.*no multiple of 2"):
     make("softmax", rotary=True, head_size=3)
 
 

@@ -383,6 +383,13 @@ def mixer_options(model: Model) -> dict[str, Any]:
   return {**model.config.mixer_options(), **model.config.variant.fixed}
 
 
+# Options of attention for which the proofs do not hold as they are.
+NOT_CONSIDERED = (
+  *("feat_scale", "gate", "differential", "sink", "centred"),
+  *("value_residual", "learn_value_residual", "share_values"),
+)
+
+
 def missing(model: Model) -> str:
   """Returns why a model has no constant here; "" if it has one."""
   config = model.config
@@ -392,8 +399,12 @@ def missing(model: Model) -> str:
     return "only softmax attention in a block of two branches has one"
   if getattr(block, "norm_type", "layer") not in ("layer", "rms", "none"):
     return f"norm_type={block.norm_type} has none"
-  if options.get("feat_scale"):
-    return "the option feat_scale of attention is not considered"
+  for option in ("streams", "norm_after", "norm_scaling"):
+    if getattr(block, option, 1) > (option == "streams"):
+      return f"the option {option} of the block is not considered"
+  for option in NOT_CONSIDERED:
+    if options.get(option, "none") not in (0, "none"):
+      return f"the option {option} of attention is not considered"
   return ""
 
 

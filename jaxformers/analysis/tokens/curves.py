@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,10 @@ from jaxformers.analysis.tokens.smoothness import (
   gradient_cosine,
   head_redundancy,
   log_functional_kernel,
+  massive,
+  of_weights,
+  ranks,
+  residual,
   seen_keys,
 )
 from jaxformers.models import Model
@@ -34,11 +38,24 @@ CURVES = {
   "functional_kernel": "log10 of J of the values, exp kernel / n^2",
   "gradient_cosine": "cosine of attention's and J's slope",
   "head_redundancy": "cosine of attention with the layer before",
+  "residual": "share of the tokens besides their mean",
+  "stable_rank": "stable rank of the tokens",
+  "effective_rank": "effective rank of the tokens",
+  "massive": "greatest over median entry of the tokens",
+  "first": "weight of the first token",
+  "missing": "1 minus the sum of a row of weights",
+  "column": "greatest sum of a column of weights",
+  "entropy": "entropy of a row of weights, nats",
+  "second": "second singular value of the weights / first",
+  "streams_second": "second singular value of the mixing so far",
+  "streams_last": "smallest singular value of the mixing so far",
+  "streams_gain": "greatest sum of a row or column of the mixing so far",
 }
 # Quantities that are undefined for a sample of one token.
 NEEDS_PAIRS = ("similarity", "gradient_cosine")
 # First layer of a curve, if not 1. Layer 0 is the embedding.
-FIRST_LAYER = {"similarity": 0, "head_redundancy": 2}
+HIDDEN = ("similarity", "residual", "stable_rank", "effective_rank", "massive")
+FIRST_LAYER = {**dict.fromkeys(HIDDEN, 0), "head_redundancy": 2}
 
 
 def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
@@ -49,7 +66,12 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
     causal: True if no token sees a later token, in attention and in J.
 
   Returns:
-    `similarity` [l + 1], of the embedding and of every layer's output. For
+    `similarity`, `residual`, `stable_rank`, `effective_rank` and `massive`
+    [l + 1], of the embedding and of every layer's output (see `smoothness`).
+    For models with streams, `streams_second`, `streams_last` and
+    `streams_gain` [l]: singular values, and the greatest sum of a row or a
+    column of absolute values, of the product of all mixing matrices so far. If
+    `captured` has weights, the measures of `smoothness.of_weights` [l]. For
     mixers with queries, keys and values also
     `functional` [l], mean of J with the weights softmax(k k.T / sqrt e) / n;
     `functional_kernel` [l], log10 of the mean of J with exp(k k.T / sqrt e) /
@@ -60,8 +82,21 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
     Samples of one token have neither similarity nor slope and are left out of
     these two means, which are NaN if every sample has one token.
   """
-  similarity = [cosine_similarity(x, captured.mask) for x in captured.hidden]
-  result = {"similarity": jnp.stack([jnp.nanmean(s) for s in similarity])}
+  layers = [_of_tokens(x, captured.mask) for x in captured.hidden]
+  layers_of_streams = _of_streams(captured.mixing)
+  weighed = [heads["weights"] for heads in captured.heads if "weights" in heads]
+  of_layers = [
+    of_weights(
+      w.astype(jnp.promote_types(w.dtype, jnp.float32)),
+      jnp.broadcast_to(captured.mask[:, None], w.shape[:-1]),
+    )
+    for w in weighed
+  ]
+  result = {
+    name: jnp.stack([jnp.nanmean(values[name]) for values in group])
+    for group in (layers, of_layers, layers_of_streams)
+    for name in (group[0] if group else ())
+  }
   # The other quantities need keys and values in every layer. Looped layers and
   # layers without heads have none.
   has_keys = [{"key", "value"} <= {*heads} for heads in captured.heads]
@@ -76,6 +111,34 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
   # Redundancy needs at least two layers.
   if redundancy:
     result["head_redundancy"] = jnp.stack(redundancy)
+  return result
+
+
+def _of_tokens(x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+  """Returns the quantities of hidden states [b, n, d], [b] each."""
+  x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  stable, effective = ranks(x, mask)
+  values = (cosine_similarity(x, mask), residual(x, mask), stable, effective)
+  return dict(zip(HIDDEN, (*values, massive(x, mask)), strict=True))
+
+
+def _of_streams(mixing: Sequence[jax.Array]) -> list[dict[str, jax.Array]]:
+  """Returns the quantities of streams in every layer.
+
+  Args:
+    mixing: matrices [..., s, s] of two branches for each layer.
+  """
+  result: list[dict[str, jax.Array]] = []
+  product: Any = None
+  for number, matrix in enumerate(mixing):
+    product = matrix if product is None else jnp.matmul(matrix, product)
+    if number % 2:
+      s = jnp.linalg.svd(product, compute_uv=False)
+      sums = [jnp.abs(product).sum(axis).max(-1) for axis in (-1, -2)]
+      gain = jnp.maximum(*sums)
+      values = (s[..., 1], s[..., -1], gain)
+      names = ("streams_second", "streams_last", "streams_gain")
+      result.append(dict(zip(names, values, strict=True)))
   return result
 
 
@@ -184,7 +247,8 @@ def _batch_curves(
 ) -> dict[str, jax.Array]:
   """Returns the curves of a batch. The function is compiled once per model."""
   causal = model.config.is_causal
-  return curves(captures.capture(model, variables, ids), causal)
+  captured = captures.capture(model, variables, ids, weights=True)
+  return curves(captured, causal)
 
 
 def rows(label: str, seed: int, measured: dict[str, list[float]]) -> list[Row]:
@@ -211,8 +275,9 @@ EXPLANATION = (
   "differ between tokens (NeuTRENO, equation 6); it is 0 where all are equal. "
   "Its weights w are softmax(k k.T / sqrt e) / n, or with the exp kernel "
   "exp(k k.T / sqrt e) / n^2. A slope is the direction in which attention, or "
-  "a step down J, moves the values. All quantities except the cosine of two "
-  "tokens need queries, keys and values (docs/mixers.md)."
+  "a step down J, moves the values. These quantities and the cosine with the "
+  "layer before need queries, keys and values (docs/mixers.md). Weights are "
+  "those of the values in the outputs of the heads, for every mixer with heads."
 )
 
 
@@ -231,22 +296,27 @@ def figure(
   return plots.curves(texts, curve_rows, "layer (0: embedding)", CURVES)
 
 
-def text(curve_rows: list[Row]) -> str:
+def text(curve_rows: list[Row], names: Mapping[str, str] = CURVES) -> str:
   """Returns a table for every run, a column per layer, a line per quantity.
 
   The numbers are means over seeds. With several seeds, a second line has the
   sample deviations. "-" stands for a quantity that a layer does not have.
+
+  Args:
+    curve_rows: results of `rows`.
+    names: titles of the quantities.
   """
   lines = []
   for run, rows_of_run in figures.grouped(curve_rows).items():
     layers = sorted({row[3] for row in rows_of_run})
     # Write the titles and a line for every quantity.
-    table = [["layer (0: embedding)", *map(str, layers)]]
+    title = "layer (0: embedding)" if 0 in layers else "layer"
+    table = [[title, *map(str, layers)]]
     by_name = figures.grouped(rows_of_run, 2)
-    for name in filter(by_name.get, CURVES):
+    for name in filter(by_name.get, names):
       places, *spreads = figures.averaged(by_name[name], 3, 4)
       means, bars = (dict(zip(places, x, strict=True)) for x in spreads)
-      table.append([CURVES[name], *(_cell(means, k, 4) for k in layers)])
+      table.append([names[name], *(_cell(means, k, 4) for k in layers)])
       if not all(map(math.isnan, bars.values())):
         table.append(["  +-", *(_cell(bars, k, 2) for k in layers)])
     # Pad all columns of numbers to the same width.

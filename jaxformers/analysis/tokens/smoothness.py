@@ -46,6 +46,83 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
   return jnp.where(pairs > 0, total / _divisor(pairs), jnp.nan)
 
 
+def residual(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns |X - 1 mean|_F / |X|_F, the share that differs from the mean, [b].
+
+  Unlike the cosine of two tokens, it is not near 0 only because all tokens
+  share a large mean.
+
+  Source: Dong et al. 2021, https://arxiv.org/abs/2103.03404, section 2, with
+  Frobenius norms.
+
+  Args:
+    x, mask: arguments of `cosine_similarity`.
+  """
+  x = jnp.where(mask[..., None], x, 0)
+  count = jnp.maximum(mask.sum(1), 1).astype(x.dtype)
+  mean = x.sum(1, keepdims=True) / count[:, None, None]
+  rest = jnp.where(mask[..., None], x - mean, 0)
+  norms = [jnp.sqrt(jnp.square(a).sum((1, 2))) for a in (rest, x)]
+  return norms[0] / _divisor(norms[1])
+
+
+def ranks(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the stable and the effective rank of the tokens, [b] each.
+
+  With singular values s, they are sum s^2 / max s^2, and the exponential of the
+  entropy of s / sum s (Roy and Vetterli 2007, EUSIPCO, definition 1).
+
+  Args:
+    x, mask: arguments of `cosine_similarity`.
+  """
+  s = jnp.linalg.svd(jnp.where(mask[..., None], x, 0), compute_uv=False)
+  stable = jnp.square(s).sum(-1) / _divisor(jnp.square(s[..., 0]))
+  shares = s / _divisor(s.sum(-1, keepdims=True))
+  return stable, jnp.exp(jax.scipy.special.entr(shares).sum(-1))
+
+
+def massive(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns the greatest entry over the median entry, as absolute values, [b].
+
+  Source: massive activations, Sun et al. 2024,
+  https://arxiv.org/abs/2402.17762.
+
+  Args:
+    x, mask: arguments of `cosine_similarity`.
+  """
+  x = jnp.where(mask[..., None], jnp.abs(x), jnp.nan)
+  return jnp.nanmax(x, (1, 2)) / _divisor(jnp.nanmedian(x, (1, 2)))
+
+
+def of_weights(weights: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+  """Returns measures of attention matrices, [...] each.
+
+  `first` is the mean weight of the first token, `missing` the mean of 1 minus
+  the sum of a row (the weight of a learned sink), `column` the greatest sum of
+  a column of absolute weights, `entropy` the mean entropy of a row of absolute
+  weights in nats, and `second` the second singular value over the first.
+
+  Args:
+    weights: [..., n, n], 0 for keys that are not visible.
+    mask: [..., n], True at tokens.
+  """
+  weights = jnp.where(mask[..., None], weights, 0)
+  count = jnp.maximum(mask.sum(-1), 1).astype(weights.dtype)
+  first = jnp.take_along_axis(weights, mask.argmax(-1)[..., None, None], -1)
+  size = jnp.abs(weights)
+  shares = size / _divisor(size.sum(-1, keepdims=True))
+  s = jnp.linalg.svd(weights, compute_uv=False)
+  # A matrix of one token has one singular value.
+  second = s[..., min(1, s.shape[-1] - 1)]
+  return {
+    "first": first.sum((-1, -2)) / count,
+    "missing": 1 - weights.sum((-1, -2)) / count,
+    "column": size.sum(-2).max(-1),
+    "entropy": jax.scipy.special.entr(shares).sum((-1, -2)) / count,
+    "second": second / _divisor(s[..., 0]),
+  }
+
+
 def _divisor(x: jax.Array) -> jax.Array:
   """Returns x where it is positive, and 1 elsewhere."""
   return jnp.where(x > 0, x, 1)

@@ -159,10 +159,10 @@ class Coupled(nn.Module):
   def invertible(self) -> CoupledLayers | None:
     """Returns all layers as pure functions, or None if there is no inverse.
 
-    With `fidelity_schedule`, the mixer passes a different carry to each layer,
-    which an inverse does not have. The result is then None.
+    If layers differ by their number (`Attention.counts_layers`), each gets a
+    different carry, which an inverse does not have. The result is then None.
     """
-    if getattr(self.mixer(parent=None), "fidelity_schedule", ()):
+    if getattr(self.mixer(parent=None), "counts_layers", False):
       return None
     return CoupledLayers(self.num_layers, jnp.dtype(self.dtype), self)
 

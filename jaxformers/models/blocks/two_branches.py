@@ -6,7 +6,7 @@ They are Pre-LN, Post-LN, ReZero, Mega's block, and averages without norms.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,6 +16,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import (
   Deviation,
   Fraction,
+  Interval,
   PositiveShare,
   Size,
   SmallCount,
@@ -23,6 +24,7 @@ from jaxformers.foundations.ranges import (
 from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS, SLOPES
 from jaxformers.models.blocks.contract import BLOCKS
+from jaxformers.models.blocks.streams import MIXINGS, Connection, mix, weigh
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.norm import NORMS, normalize
@@ -152,6 +154,29 @@ class TwoBranches(nn.Module):
     del name, tokens
     return x
 
+  def after(self, y: jax.Array, name: str, **tokens: Any) -> jax.Array:
+    """Returns the output y of a branch, as it is added to x.
+
+    Args:
+      y: output of the branch, [b, n, d].
+      name, **tokens: arguments of `norm`.
+    """
+    del name, tokens
+    return y
+
+  def connect(
+    self, x: jax.Array, name: str, keep: Callable[[jax.Array], jax.Array]
+  ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Returns what a branch reads, and a function that adds its output.
+
+    Args:
+      x: input of the branch: tokens [b, n, d], or streams of tokens.
+      name: name of the branch, "mixer" or "mlp".
+      keep: function that weighs x in the sum.
+    """
+    del name
+    return x, lambda y: keep(x) + y
+
   def dropout_rates(self) -> tuple[float, float]:
     """Returns the dropout rates after the mixer and inside the feed-forward."""
     return self.dropout_rate, self.dropout_rate
@@ -175,19 +200,21 @@ class TwoBranches(nn.Module):
     shares = self.shares(self.scale())
     # Add the branch of the mixer: x + r mixer(norm x).
     tokens = {"mask": mask, "train": train}
-    y = self.norm(x, "norm_mixer", **tokens)
+    read, add = self.connect(x, "mixer", shares.keep)
+    y = self.norm(read, "norm_mixer", **tokens)
     y, carry = self.mixer(name="mixer")(
-      y, mask=mask, carry=carry, train=train, **self.inputs(x)
+      y, mask=mask, carry=carry, train=train, **self.inputs(read)
     )
+    y = self.after(y, "norm_mixer", **tokens)
     y = path(dropout(y, after_mixer)).astype(x.dtype)
-    x = shares.keep(x) + shares.mixer * y
-    x = self.end(x, "norm_mixer", **tokens)
+    x = self.end(add(shares.mixer * y), "norm_mixer", **tokens)
     # Add the branch of the feed-forward: x + r W2 f(W1 norm x).
-    y = self._dense(self.norm(x, "norm_mlp", **tokens), self.mlp_dim, "up")
+    read, add = self.connect(x, "mlp", shares.keep)
+    y = self._dense(self.norm(read, "norm_mlp", **tokens), self.mlp_dim, "up")
     y = self._dense(dropout(activation(y), inside), x.shape[-1], "down")
+    y = self.after(y, "norm_mlp", **tokens)
     y = path(dropout(y)).astype(x.dtype)
-    x = shares.keep(x) + shares.mlp * y
-    return self.end(x, "norm_mlp", **tokens), carry
+    return self.end(add(shares.mlp * y), "norm_mlp", **tokens), carry
 
   def _dense(self, x: jax.Array, width: int, name: str) -> jax.Array:
     """Returns a linear map of x [b, n, d] to [b, n, width]."""
@@ -230,11 +257,50 @@ class NormPlaced(TwoBranches):
   Attributes:
     norm_first: True for the norm before a branch; False for the norm after the
       branch has been added.
+    norm_after: True for a second norm, of the output of a branch (Peri-LN, Kim
+      et al. 2025, https://arxiv.org/abs/2502.02732). Needs norm_first.
+    norm_scaling: True to multiply the norm before a branch by 1 / sqrt(l) in
+      layer l, counted from 1 (LayerNorm scaling, Sun et al. 2025,
+      https://arxiv.org/abs/2502.05795). Needs norm_first.
+    streams: number of residual streams; more than 1 for hyper-connections, see
+      `blocks.streams`. Needs norm_first.
+    mixing: family of the matrices that mix the streams, in `MIXINGS`.
+    dynamic: True if the weights of the streams depend on the token.
 
   The other attributes are documented in `TwoBranches`.
   """
 
   norm_first: bool = True
+  norm_after: bool = False
+  norm_scaling: bool = False
+  streams: Annotated[int, Interval("[1, 16]")] = 1
+  mixing: str = "sinkhorn"
+  dynamic: bool = True
+
+  @nn.nowrap
+  def check(self) -> None:
+    """Raises UserError for options that cannot be combined."""
+    family = MIXINGS[choose("mixing", self.mixing, MIXINGS)]
+    options = ("norm_after", "norm_scaling") if not self.norm_first else ()
+    chosen = [f"{name}=True" for name in options if getattr(self, name)]
+    if self.streams > 1 and not self.norm_first:
+      chosen.append(f"streams={self.streams}")
+    if chosen:
+      raise UserError(
+        f"{', '.join(chosen)} needs a norm before each branch, but norm_first "
+        "is False: set block.norm_first=True."
+      )
+    if self.streams > 1 and not family.least <= self.streams <= family.most:
+      raise UserError(
+        f"streams={self.streams} does not suit mixing={self.mixing}, which "
+        f"takes {family.least} to {family.most}: choose another number."
+      )
+    is_set = self.mixing != type(self).mixing or not self.dynamic
+    if self.streams == 1 and is_set:
+      raise UserError(
+        f"mixing={self.mixing} and dynamic={self.dynamic} have no effect on "
+        "one stream: set block.streams, or remove them."
+      )
 
   @property
   def final_norm(self) -> bool:
@@ -243,7 +309,38 @@ class NormPlaced(TwoBranches):
 
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns the norm of x if norm_first, else x."""
-    return super().norm(x, name, **tokens) if self.norm_first else x
+    self.check()
+    if not self.norm_first:
+      return x
+    y = super().norm(x, name, **tokens)
+    return y * (self.layer + 1) ** -0.5 if self.norm_scaling else y
+
+  def after(self, y: jax.Array, name: str, **tokens: Any) -> jax.Array:
+    """Returns the norm of y if norm_after, else y."""
+    if not self.norm_after:
+      return y
+    return super().norm(y, f"{name}_after", **tokens)
+
+  def connect(
+    self, x: jax.Array, name: str, keep: Callable[[jax.Array], jax.Array]
+  ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
+    """Returns a weighted sum of the streams, and a function that adds to all.
+
+    Arguments are those of `TwoBranches.connect`, with x [b, n, s, d].
+    """
+    if self.streams == 1:
+      return super().connect(x, name, keep)
+    connection = Connection(
+      self.mixing, self.layer, self.dynamic, name=f"connect_{name}"
+    )
+    pre, post, matrix = connection(x)
+    read = weigh(pre, x).astype(x.dtype)
+
+    def add(y: jax.Array) -> jax.Array:
+      written = post[..., None] * y[:, :, None]
+      return (mix(matrix, keep(x)) + written).astype(x.dtype)
+
+    return read, add
 
   def end(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns x if norm_first, else the norm of x."""

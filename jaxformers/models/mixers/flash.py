@@ -28,6 +28,7 @@ from jaxformers.models.mixers.scores import (
   seen_keys,
 )
 from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
+from jaxformers.models.reductions import wide
 from jaxformers.models.segments import is_packed, tokens
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
@@ -56,23 +57,39 @@ class Form(NamedTuple):
     """Returns float32 scores [..., s, m], the lowest number if masked."""
     return hide(dot(q, k, self.precision) * self.scale, seen)
 
-  def top(self, scores: jax.Array) -> jax.Array:
+  def top(self, scores: jax.Array, sink: jax.Array | None) -> jax.Array:
     """Returns the number to subtract from the scores of a query, [..., s, 1].
 
     This is the maximum score for the softmax, and 0 without normalisation.
-    """
-    if self.normalize:
-      return jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-    return jnp.zeros_like(scores[..., :1])
 
-  def total(self, weights: jax.Array) -> jax.Array:
+    Args:
+      scores: scores of the keys, [..., s, m].
+      sink: score of the sink, [..., 1, 1]; None without a sink.
+    """
+    if not self.normalize:
+      return jnp.zeros_like(scores[..., :1])
+    top = scores.max(-1, keepdims=True)
+    return jax.lax.stop_gradient(
+      top if sink is None else jnp.maximum(top, sink)
+    )
+
+  def total(
+    self, weights: jax.Array, top: jax.Array, sink: jax.Array | None
+  ) -> jax.Array:
     """Returns the divisor of the weighted sum of the values, [..., s, 1].
 
-    This is the sum of the weights for the softmax, and 1 otherwise.
+    This is the sum of the weights, and of the weight of the sink, for the
+    softmax, and 1 otherwise.
+
+    Args:
+      weights: weights of the keys, [..., s, m].
+      top: result of `top`.
+      sink: argument of `top`.
     """
-    if self.normalize:
-      return row_sums(weights)
-    return jnp.ones_like(weights[..., :1])
+    if not self.normalize:
+      return jnp.ones_like(weights[..., :1])
+    total = row_sums(weights)
+    return total if sink is None else total + jnp.exp(sink - top)
 
 
 class Block(NamedTuple):
@@ -168,22 +185,25 @@ def _in_turn(
   k: jax.Array,
   v: jax.Array,
   mask: jax.Array,
+  sink: jax.Array | None,
 ) -> jax.Array:
-  """Calls `attend(turn, q, k, v, mask)` once per sample and head on one CPU.
+  """Calls `attend` once per sample and head on one CPU.
 
   On other devices `attend` is called once, for all samples and heads.
 
   Args:
-    attend: function of a turn, arrays [..., n, e] and a mask [..., n].
+    attend: function of a turn, arrays [..., n, e], a mask [..., n], and a sink
+      [..., 1, 1] or None.
     q, k, v: queries, keys and values, [b, h, n, e].
     mask: bool [b, n], True at tokens.
+    sink: scores of the sinks, [b, h, 1, 1], or None.
   """
   b, h, n, _ = q.shape
-  mask = jnp.broadcast_to(mask[:, None], (b, h, n))
+  arrays = (q, k, v, jnp.broadcast_to(mask[:, None], (b, h, n)), sink)
   if not on_one_cpu():
-    return attend(0, q, k, v, mask)
+    return attend(0, *arrays)
   # Loop over samples and heads, [b h, n, e].
-  flat = [a.reshape(b * h, *a.shape[2:]) for a in (q, k, v, mask)]
+  flat = jax.tree.map(lambda a: a.reshape(b * h, *a.shape[2:]), arrays)
   turns = (jnp.arange(b * h), *flat)
   return jax.lax.map(lambda turn: attend(*turn), turns).reshape(v.shape)
 
@@ -195,6 +215,7 @@ def attend(
   mask: jax.Array,
   dropout: Dropout,
   form: Form,
+  sink: jax.Array | None = None,
 ) -> jax.Array:
   """Returns the sums of the values under exponential weights.
 
@@ -211,12 +232,15 @@ def attend(
       query sees the keys of the same example.
     dropout: dropout of the weights.
     form: options of the weights.
+    sink: score of a key with the value 0 in each head, [h]; None without it.
+      Weights that are not normalised ignore it.
 
   Returns:
     The outputs [b, h, n, e] in the dtype of v. The weights of a query that sees
-    no key are uniform if they are normalised, and 0 otherwise.
+    no key are uniform if they are normalised without a sink, and 0 otherwise.
   """
-  if _cudnn_takes(q, k, v, mask, dropout, form):
+  # cuDNN has no sink.
+  if sink is None and _cudnn_takes(q, k, v, mask, dropout, form):
     return _by_cudnn(q, k, v, mask, form)
   # With a single block, JAX's gradient needs no more memory.
   n = q.shape[2]
@@ -226,17 +250,21 @@ def attend(
     rest = (0, -n % LANES)
     q, k, v = (jnp.pad(x, ((0, 0), (0, 0), rest, (0, 0))) for x in (q, k, v))
     mask = jnp.pad(mask, ((0, 0), rest))
-    return attend(q, k, v, mask, dropout, form)[:, :, :n]
+    return attend(q, k, v, mask, dropout, form, sink)[:, :, :n]
+  if sink is not None:
+    shape = (*q.shape[:2], 1, 1)
+    sink = jnp.broadcast_to(wide(sink)[None, :, None, None], shape)
   if n <= BLOCK:
     scores = form.scores(q, k, seen_keys(mask, form.causal))
-    weights = exp_below_one(scores - form.top(scores))
+    top = form.top(scores, sink)
+    weights = exp_below_one(scores - top)
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
-    return (y / form.total(weights)).astype(v.dtype)
+    return (y / form.total(weights, top, sink)).astype(v.dtype)
 
   def attend_in_turn(turn: Any, *arrays: jax.Array) -> jax.Array:
     return _attend(form, turn, dropout, *arrays)
 
-  return _in_turn(attend_in_turn, q, k, v, mask)
+  return _in_turn(attend_in_turn, q, k, v, mask, sink)
 
 
 def _pads_keys() -> bool:
@@ -305,6 +333,7 @@ def _forward(
   k: jax.Array,
   v: jax.Array,
   mask: jax.Array,
+  sink: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
   def step(
     _: None, block: Block, q: jax.Array, numbers: jax.Array | None
@@ -313,9 +342,9 @@ def _forward(
     seen = block.seen(mask, numbers, causal=form.causal)
     scores = form.scores(q, keys, seen)
     # Subtract the maximum; divide the sums instead of the weights.
-    top = form.top(scores)
+    top = form.top(scores, sink)
     weights = exp_below_one(scores - top)
-    inverse = 1 / form.total(weights)
+    inverse = 1 / form.total(weights, top, sink)
     weights = dropout.fold(block.number)(weights).astype(v.dtype)
     y = _sum_values(weights, values) * inverse
     return None, (y.astype(v.dtype), top, inverse)
@@ -323,7 +352,7 @@ def _forward(
   rows = (q, _numbers(mask))
   _, outputs = _scan_blocks(step, None, rows, turn, causal=form.causal)
   outputs = tuple(_merge(a, q.shape[-2]) for a in outputs)
-  return outputs[0], (turn, dropout, q, k, v, mask, *outputs)
+  return outputs[0], (turn, dropout, q, k, v, mask, sink, *outputs)
 
 
 def _numbers(mask: jax.Array) -> jax.Array | None:
@@ -344,7 +373,7 @@ def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
-  turn, dropout, q, k, v, mask, y, top, inverse = kept
+  turn, dropout, q, k, v, mask, sink, y, top, inverse = kept
   n = q.shape[-2]
   # The softmax's gradient is w_ij (dw_ij - sum_k w_ik dw_ik); the sum is g . y.
   mean = (g.astype(top.dtype) * y).sum(-1, keepdims=True)
@@ -381,6 +410,11 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   rows = (q, g, mean, top, inverse, _numbers(mask))
   (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
+  # The value of the sink is 0, so its slope is its weight times minus the mean.
+  dsink = None
+  if sink is not None:
+    slopes = -jnp.exp(sink - top) * inverse * mean
+    dsink = slopes.sum(-2, keepdims=True).astype(sink.dtype)
   return (
     None,
     None,
@@ -388,6 +422,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     dk.astype(k.dtype),
     dv.astype(v.dtype),
     None,
+    dsink,
   )
 
 

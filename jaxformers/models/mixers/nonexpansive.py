@@ -34,6 +34,11 @@ BOUNDED = {
   "fidelity": 0.0,
   "fidelity_schedule": (),
   "learn_fidelity": False,
+  "value_residual": 0.0,
+  "learn_value_residual": False,
+  "share_values": False,
+  "differential": False,
+  "gate": "none",
   "feat_scale": False,
 }
 

@@ -59,10 +59,10 @@ def sparse(
   n, c = mask.shape[1], num_summary
   tokens = split(mask, size, 1)  # [b, B, s]
   q, k, v = (split(a, size) for a in (q, k, v))
-  b, h, blocks, _, e = k.shape
+  b, h, blocks, *_ = k.shape
   # Collect the summary, the last c tokens of every block, for all queries.
   last_k, last_v = (
-    a[:, :, :, size - c :].reshape(b, h, 1, -1, e) for a in (k, v)
+    a[:, :, :, size - c :].reshape(b, h, 1, -1, a.shape[-1]) for a in (k, v)
   )
   summary = tokens[:, :, size - c :]  # [b, B, c]
 

@@ -123,7 +123,8 @@ def synthesizer(
 
       return (*first, *second), multiply
     # kind == "dot": q k.T / sqrt(e)
-    return (project("query"), project("key")), lambda q, k: dot(q, k) / e**0.5
+    q, k = project("query"), project("key")
+    return (q, k), lambda q, k: dot(q, k) / q.shape[-1] ** 0.5
 
   # Add the logits of all kinds, with learned convex weights.
   arrays, functions = zip(*(make_logits(kind) for kind in kinds), strict=True)

@@ -1,10 +1,14 @@
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformers.models.dropout import Dropout
-from jaxformers.models.mixers.softmax import softmax
+from jaxformers.models.mixers import softmax as module
 from tests.models.mixers.oracle import N, agree, dense, heads, tokens
+
+softmax = functools.partial(module.softmax, param=None)  # Without a sink.
 
 
 @pytest.mark.parametrize("causal", [False, True])
