@@ -8,6 +8,14 @@ from jaxformers.recipes import language, shared
 from jaxformers.recipes.traits import find_traits
 
 MAD_BATCH = 128
+# Sizes of approximations, by model: a fourth of 64 tokens. The defaults are for
+# thousands of tokens.
+SIZES: dict[str, dict[str, Any]] = {
+  "linformer": {"rank": 16},
+  "nystromformer": {"num_landmarks": 16},
+  "skyformer": {"num_landmarks": 16},
+  "performer": {"num_features": 16},
+}
 
 
 def mad_training(
@@ -61,6 +69,7 @@ def model_fields(
   )
   for model in fields.values():
     traits = find_traits(model["name"])
+    model["mixer"].update(SIZES.get(model["name"], {}))
     if traits.needs_positions:
       model["positions"] = "sinusoid"
     if rotary and traits.has_rotary:
