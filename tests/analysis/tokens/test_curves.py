@@ -16,6 +16,7 @@ from jaxformers.models.variables import make_variables
 from tests import draws, initial
 from tests.analysis.tokens.test_smoothness import normal
 from tests.marks import long_except
+from tests.models.mixers.oracle import small_sizes
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,8 @@ def build(name, **options):
 @pytest.mark.slow
 def test_measure_curves_of_every_encoder_are_finite(name):
   with jax.enable_x64(False):
-    model, params, ids = build(name, d_model=16)
+    mixer = small_sizes(models.MODELS[name].mixer)
+    model, params, ids = build(name, d_model=16, mixer=mixer)
     measured = curves.measure_curves(model, params, ids)
   assert len(measured["similarity"]) == 4
   assert np.isfinite(measured["similarity"]).all()
@@ -55,9 +57,10 @@ def test_measure_curves_match_the_formulas():
   with jax.enable_x64(False):
     model, params, ids = build("neutreno", mixer={"num_heads": 2})
     measured = curves.measure_curves(model, params, ids, batch_size=2)
-    assert set(measured) == set(curves.CURVES)
-    lengths = [len(measured[name]) for name in curves.CURVES]
-    assert lengths == [4, 3, 3, 3, 2]
+    names = [name for name in curves.CURVES if not name.startswith("streams")]
+    assert set(measured) == set(names)
+    lengths = [len(measured[name]) for name in names]
+    assert lengths == [4, 3, 3, 3, 2, *[4] * 4, *[3] * 5]
     seen = capture(model, make_variables(model, params), jnp.asarray(ids))
   for k, x in enumerate(seen.hidden):
     alike = [
@@ -105,9 +108,35 @@ def test_average_weights_batches_by_their_samples():
 
 
 @pytest.mark.slow
-def test_measure_curves_without_heads_have_similarity_only():
+def test_measure_curves_without_heads_are_those_of_tokens():
   with jax.enable_x64(False):
-    assert set(curves.measure_curves(*build("transject"))) == {"similarity"}
+    measured = curves.measure_curves(*build("transject"))
+  assert set(measured) == set(curves.HIDDEN)
+
+
+def test_curves_of_streams_are_those_of_the_products():
+  block = {"streams": 3, "mixing": "sinkhorn", "dynamic": False}
+  model, params, ids = build("transformer", block=block)
+  # Move the matrices away from the identity.
+  for layer in params["encoder"].values():
+    for part in ("connect_mixer", "connect_mlp"):
+      if part in layer:
+        bias = layer[part]["mixing_bias"]
+        layer[part]["mixing_bias"] = bias / 8 + draws.normal(3, bias.shape)
+  measured = curves.measure_curves(model, params, ids)
+  mixing = capture(model, make_variables(model, params), ids).mixing
+  assert len(mixing) == 6
+  product = np.eye(3)
+  for layer in range(3):
+    for matrix in mixing[2 * layer : 2 * layer + 2]:
+      product = np.asarray(matrix[0, 0], float) @ product
+    values = np.linalg.svd(product, compute_uv=False)
+    for name, want in (("second", values[1]), ("last", values[2])):
+      np.testing.assert_allclose(
+        measured[f"streams_{name}"][layer], want, rtol=1e-4
+      )
+    gain = max(product.sum(0).max(), product.sum(1).max())
+    np.testing.assert_allclose(measured["streams_gain"][layer], gain, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -281,3 +281,62 @@ def test_attention_weights_of_padding_are_zero():
   assert not w[1, :, 3:].any()
   want = jax.nn.softmax(q[1] @ k[1, :3].T / 2, -1)
   np.testing.assert_allclose(w[1, :, :3], want, atol=1e-12)
+
+
+def samples():
+  """Tokens [2, 6, 4] and a mask; the second sample has a hole and padding."""
+  mask = np.ones((2, 6), bool)
+  mask[1, 0] = mask[1, 2] = mask[1, 5] = False
+  return np.asarray(normal(4, 2, 6, 4)) + 1, mask
+
+
+def test_measures_of_tokens_are_their_formulas():
+  x, mask = samples()
+  found = [s.residual(x, mask), *s.ranks(x, mask), s.massive(x, mask)]
+  for b in range(2):
+    tokens = x[b, mask[b]]
+    rest = np.linalg.norm(tokens - tokens.mean(0)) / np.linalg.norm(tokens)
+    values = np.linalg.svd(tokens, compute_uv=False)
+    p = values / values.sum()
+    stable = np.square(values).sum() / values[0] ** 2
+    effective = np.exp(-(p * np.log(p)).sum())
+    peak = np.abs(tokens).max() / np.median(np.abs(tokens))
+    want = [rest, stable, effective, peak]
+    np.testing.assert_allclose([f[b] for f in found], want, atol=1e-10)
+
+
+def test_residual_sees_smoothing_behind_a_large_mean():
+  x, mask = samples()
+  far = 1e3 + x
+  assert s.cosine_similarity(far, mask).min() > 0.999
+  nearer = far.mean(1, keepdims=True) + (far - far.mean(1, keepdims=True)) / 2
+  halved = s.residual(nearer, mask)[0] / s.residual(far, mask)[0]
+  np.testing.assert_allclose(halved, 0.5, rtol=1e-3)
+
+
+def test_equal_tokens_have_rank_one_and_no_residual():
+  x, mask = jnp.ones((1, 5, 3)), jnp.ones((1, 5), bool)
+  np.testing.assert_allclose(s.residual(x, mask), 0, atol=1e-12)
+  np.testing.assert_allclose(s.ranks(x, mask), 1, atol=1e-6)
+
+
+def test_measures_of_weights_are_their_formulas():
+  _, mask = samples()
+  seen = mask[:, None] & np.tri(6, dtype=bool)
+  scores = np.where(seen, np.exp(np.asarray(normal(5, 2, 6, 6))), 0)
+  w = scores / np.maximum(scores.sum(-1, keepdims=True) + 0.3, 1e-9)
+  found = s.of_weights(jnp.asarray(w), jnp.asarray(mask))
+  for b in range(2):
+    kept = w[b][np.ix_(mask[b], mask[b])]
+    p = kept / kept.sum(-1, keepdims=True)
+    values = np.linalg.svd(kept, compute_uv=False)
+    logs = np.log(np.where(p > 0, p, 1))
+    want = {
+      "first": kept[:, 0].mean(),
+      "missing": 1 - kept.sum(-1).mean(),
+      "column": kept.sum(0).max(),
+      "entropy": -(p * logs).sum(-1).mean(),
+      "second": values[1] / values[0],
+    }
+    for name, value in want.items():
+      np.testing.assert_allclose(found[name][b], value, atol=1e-10)
