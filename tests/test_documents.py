@@ -477,6 +477,7 @@ RUNNERS = {
       ("published", ""),
       ("smoothness", "", *FEW),
       ("isometry", "", *FEW, "--steps=2"),
+      ("depth_use", "", *FEW),
       ("lipschitz", "transject", *FEW, "--steps=2"),
       ("inverse", "transject", *FEW),
       ("certified", "", *CERTIFIED),

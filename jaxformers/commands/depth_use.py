@@ -18,9 +18,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxformers.analysis.evaluation import depth_use
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
-from jaxformers.analysis.tokens import curves, depth_use
+from jaxformers.analysis.tokens import curves
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
 from jaxformers.models import capture as captures

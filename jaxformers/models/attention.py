@@ -172,7 +172,7 @@ class FirstValues(NamedTuple):
     carry: carry of the function of heads.
   """
 
-  values: jax.Array | None
+  values: Any
   layers: jax.Array
   carry: Any
 
@@ -205,12 +205,12 @@ def _subtract_second(y: jax.Array, factor: jax.Array) -> jax.Array:
 
 def _once(make: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a function that calls `make` once for each first argument."""
-  made: dict[str, Any] = {}
+  memo: dict[str, Any] = {}
 
   def get(name: str, *args: Any) -> Any:
-    if name not in made:
-      made[name] = make(name, *args)
-    return made[name]
+    if name not in memo:
+      memo[name] = make(name, *args)
+    return memo[name]
 
   return get
 
@@ -364,20 +364,7 @@ class Attention(nn.Module):
     first = carry if self._wraps_carry else None
     carry = carry if first is None else first.carry
     layer = 0 if first is None else first.layers
-    # Layers after the first have no projection to values if they share them.
-    shares = self.share_values and first is not None
-    distinct = [
-      n for n in dict.fromkeys(names) if not (shares and n == "value")
-    ]
-    inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
-    if shares:
-      inputs["value"] = first.values
-    self.sow("intermediates", "projected", inputs)
-    v = inputs.get("value")
-    if first is not None and self._mixes_values:
-      inputs["value"] = self._mix_values(v, first.values)
-    if self.differential:
-      inputs = _in_two_maps(inputs)
+    inputs, v = self._inputs(x, names, first)
     # Rotate queries and keys by their positions.
     if self.rotary:
       numbers = number_tokens(self, mask)
@@ -385,26 +372,10 @@ class Attention(nn.Module):
         name: rotate(inputs[name], numbers)
         for name in {"query", "key"} & inputs.keys()
       }
-    # Apply the function of heads, and add the fidelity term.
+    # Apply the function of heads, add the fidelity term, and gate the heads.
     heads = [inputs[name] for name in names]
     attend = self._attention(x, mask, carry, train)
-    y, carry = attend(heads)
-    factor: Any = 0
-    if self.differential:
-      factor, start = self._second_factor(y.shape[-1], layer)
-      norm = nn.RMSNorm(1e-5, name="head_norm")
-      y = (1 - start) * norm(_subtract_second(y, factor))
-      y = y.astype(self.dtype)
-    is_asked = self.is_mutable_collection("weights")
-    is_asked = is_asked and not self.is_initializing()
-    if is_asked and "v" in self.signature.inputs:
-      # The weights are the result for values that are the rows of I.
-      eye = jnp.broadcast_to(jnp.eye(n, dtype=y.dtype), (*v.shape[:2], n, n))
-      eye = jnp.repeat(eye, 2, 1) if self.differential else eye
-      matrix, _ = attend([*heads[:-1], eye], eye)
-      if self.differential:
-        matrix = _subtract_second(matrix, factor)
-      self.sow("weights", "matrix", matrix)
+    y, carry = self._apply_maps(attend, heads, layer)
     if first is not None and self._has_fidelity:
       y = self._add_fidelity(y, v, first)
     if self._wraps_carry:
@@ -511,6 +482,21 @@ class Attention(nn.Module):
         "symmetric=True shares the projection of queries and keys, but this "
         f"mixer has no {' and no '.join(sorted(missing))}: remove symmetric."
       )
+    self._check_values(size)
+    choose("gate", self.gate, GATES)
+    # Check options that cannot be combined.
+    if self.feat_scale and self.options.get("causal"):
+      raise UserError(
+        "feat_scale=True averages over all tokens, including later ones, so it "
+        "cannot be combined with causal=True: remove one of the two."
+      )
+
+  def _check_values(self, size: int) -> None:
+    """Raises UserError for options that the values or heads do not allow.
+
+    Args:
+      size: number of channels of a head.
+    """
     if self._reads_first and "v" not in self.signature.inputs:
       raise UserError(
         f"fidelity={self.fidelity}, value_residual={self.value_residual} and "
@@ -522,18 +508,11 @@ class Attention(nn.Module):
         f"share_values=True leaves no values to which value_residual="
         f"{self.value_residual} could add the first: remove one of the two."
       )
-    choose("gate", self.gate, GATES)
     if self.differential and ({*"qkv"} - {*self.signature.inputs} or size % 2):
       raise UserError(
         "differential=True splits queries and keys, but this mixer has not all "
         f"of queries, keys and values, or heads of an odd size ({size}): "
         "remove differential."
-      )
-    # Check options that cannot be combined.
-    if self.feat_scale and self.options.get("causal"):
-      raise UserError(
-        "feat_scale=True averages over all tokens, including later ones, so it "
-        "cannot be combined with causal=True: remove one of the two."
       )
 
   def _attention(
@@ -603,14 +582,71 @@ class Attention(nn.Module):
     cache = Cache(self, mask, 2 if self.differential else 1)
     return self.step(*heads, cache=cache, **options), carry
 
+  def _inputs(
+    self, x: jax.Array, names: list[str], first: FirstValues | None
+  ) -> tuple[dict[str, jax.Array], Any]:
+    """Returns what the function of heads reads, and the layer's values.
+
+    Args:
+      x: tokens, [b, n, d].
+      names: names of the projections.
+      first: values of the first layer; None in the first layer.
+
+    Returns:
+      Heads [b, h, n, e] by name; and the values before the first layer's values
+      are added, None for a mixer without values.
+    """
+    # Layers after the first have no projection to values if they share them.
+    shared = first if self.share_values else None
+    distinct = dict.fromkeys(n for n in names if n != "value" or not shared)
+    inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
+    if shared is not None:
+      inputs["value"] = shared.values
+    self.sow("intermediates", "projected", inputs)
+    v: Any = inputs.get("value")
+    if first is not None and self._mixes_values:
+      inputs["value"] = self._mix_values(v, first.values)
+    return _in_two_maps(inputs) if self.differential else inputs, v
+
+  def _apply_maps(
+    self,
+    attend: Callable[..., tuple[jax.Array, Any]],
+    heads: list[jax.Array],
+    layer: jax.Array | int,
+  ) -> tuple[jax.Array, Any]:
+    """Returns the outputs of the heads and the carry, and sows the weights.
+
+    Args:
+      attend: result of `_attention`.
+      heads: inputs of the function of heads.
+      layer: number of the layer, from 0.
+    """
+    y, carry = attend(heads)
+    factor: Any = None
+    if self.differential:
+      factor, start = self._second_factor(y.shape[-1], layer)
+      norm = nn.RMSNorm(1e-5, name="head_norm")
+      y = ((1 - start) * norm(_subtract_second(y, factor))).astype(self.dtype)
+    is_asked = self.is_mutable_collection("weights") and not is_decoding(self)
+    has_values = "v" in self.signature.inputs
+    if is_asked and has_values and not self.is_initializing():
+      # The weights are the result for values that are the rows of I.
+      b, h, n, _ = heads[-1].shape
+      eye = jnp.broadcast_to(jnp.eye(n, dtype=y.dtype), (b, h, n, n))
+      matrix, _ = attend([*heads[:-1], eye], eye)
+      if factor is not None:
+        matrix = _subtract_second(matrix, factor)
+      self.sow("weights", "matrix", matrix)
+    return y, carry
+
   def _mix_values(self, v: jax.Array, first: jax.Array) -> jax.Array:
     """Returns (1 - w) v + w v0 of values [b, h, n, e]."""
     factors: Any = (1 - self.value_residual, self.value_residual)
     if self.learn_value_residual:
       start = factors
       factors = self.param("value_residual", lambda _: jnp.asarray(start))
-    own, earlier = (jnp.asarray(factor, v.dtype) for factor in factors)
-    return own * v + earlier * first
+    of_layer, of_first = (jnp.asarray(factor, v.dtype) for factor in factors)
+    return of_layer * v + of_first * first
 
   def _second_factor(
     self, e: int, layer: jax.Array | int

@@ -96,12 +96,7 @@ def capture(
       _, state = model.apply(
         {**variables, **more}, ids, train=False, mutable=collections
       )
-    sown = dict(state["intermediates"]["encoder"])
-    # Put the weights of a mixer beside the values that it has sown.
-    for name, layer in state.get("weights", {}).get("encoder", {}).items():
-      mixer = sown[name]["mixer"] | layer["mixer"]
-      sown[name] = sown[name] | {"mixer": mixer}
-    return sown
+    return _join(state)
 
   if embedded is None:
     sown = run()
@@ -125,14 +120,33 @@ def capture(
   stacked = jnp.stack(gates) if gates else None
   # A layer whose mixer has no heads sows none: its dictionary is empty.
   heads = tuple(_heads(layer.get("mixer", {})) for layer in layers)
-  mixing = tuple(
-    layer[f"connect_{branch}"]["mixing"][0]
-    for layer in layers
-    for branch in ("mixer", "mlp")
-    if f"connect_{branch}" in layer
+  return Capture(
+    tuple(sown["hidden"]),
+    model.mask(ids),
+    stacked,
+    sigma,
+    heads,
+    _mixing(layers),
   )
-  mask = model.mask(ids)
-  return Capture(tuple(sown["hidden"]), mask, stacked, sigma, heads, mixing)
+
+
+def _join(state: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what the encoder has sown, with the weights of its mixers."""
+  sown = dict(state["intermediates"]["encoder"])
+  for name, layer in state.get("weights", {}).get("encoder", {}).items():
+    sown[name] = sown[name] | {"mixer": sown[name]["mixer"] | layer["mixer"]}
+  return sown
+
+
+def _mixing(layers: list[Any]) -> tuple[jax.Array, ...]:
+  """Returns the mixing matrices of all branches, () without streams."""
+  names = ("connect_mixer", "connect_mlp")
+  return tuple(
+    layer[name]["mixing"][0]
+    for layer in layers
+    for name in names
+    if name in layer
+  )
 
 
 def _heads(sown: Mapping[str, Any]) -> dict[str, jax.Array]:

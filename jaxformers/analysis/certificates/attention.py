@@ -400,7 +400,7 @@ def missing(model: Model) -> str:
   if getattr(block, "norm_type", "layer") not in ("layer", "rms", "none"):
     return f"norm_type={block.norm_type} has none"
   for option in ("streams", "norm_after", "norm_scaling"):
-    if getattr(block, option, 1) > (option == "streams"):
+    if getattr(block, option, 0) > (option == "streams"):
       return f"the option {option} of the block is not considered"
   for option in NOT_CONSIDERED:
     if options.get(option, "none") not in (0, "none"):

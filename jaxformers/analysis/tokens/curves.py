@@ -277,7 +277,7 @@ EXPLANATION = (
   "exp(k k.T / sqrt e) / n^2. A slope is the direction in which attention, or "
   "a step down J, moves the values. These quantities and the cosine with the "
   "layer before need queries, keys and values (docs/mixers.md). Weights are "
-  "those of the values in the outputs of the heads, for every mixer with heads."
+  "the factors of the values of other tokens in the outputs of the heads."
 )
 
 

@@ -16,6 +16,7 @@ https://arxiv.org/abs/2512.24880 (mHC).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -227,9 +228,9 @@ class Connection(nn.Module):
       u = wide(x).reshape(*x.shape[:2], s * d)
       rms = jax.lax.rsqrt(jnp.square(u).mean(-1, keepdims=True) + 1e-6)
       y = jnp.matmul(u * rms, w, precision=HIGHEST)
-      y = jnp.split(y, sizes, -1)
-      pre, post = pre + a[0] * y[0], post + a[1] * y[1]
-      logits = logits + a[2] * y[2].reshape(*y[2].shape[:2], *shape)
+      to_pre, to_post, rest = jnp.split(y, sizes, -1)
+      pre, post = pre + a[0] * to_pre, post + a[1] * to_post
+      logits = logits + a[2] * rest.reshape(*rest.shape[:2], *shape)
     matrix = family.matrix(logits)
     self.sow("intermediates", "mixing", matrix)
     return jax.nn.sigmoid(pre), 2 * jax.nn.sigmoid(post), matrix
@@ -238,7 +239,8 @@ class Connection(nn.Module):
 def weigh(weights: jax.Array, x: jax.Array) -> jax.Array:
   """Returns the sum of streams [b, n, s, d] by weights [..., s], [b, n, d]."""
   # With few streams, a sum of products needs no small matrices.
-  return sum(weights[..., i, None] * x[:, :, i] for i in range(x.shape[2]))
+  parts = (weights[..., i, None] * x[:, :, i] for i in range(x.shape[2]))
+  return functools.reduce(jnp.add, parts)
 
 
 def mix(matrix: jax.Array, x: jax.Array) -> jax.Array:

@@ -326,7 +326,7 @@ class NormPlaced(TwoBranches):
   ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
     """Returns a weighted sum of the streams, and a function that adds to all.
 
-    Arguments are those of `TwoBranches.connect`, with x [b, n, s, d].
+    Takes the arguments of `TwoBranches.connect`, with x [b, n, s, d].
     """
     if self.streams == 1:
       return super().connect(x, name, keep)

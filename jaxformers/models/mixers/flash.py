@@ -410,11 +410,6 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   rows = (q, g, mean, top, inverse, _numbers(mask))
   (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
-  # The value of the sink is 0, so its slope is its weight times minus the mean.
-  dsink = None
-  if sink is not None:
-    slopes = -jnp.exp(sink - top) * inverse * mean
-    dsink = slopes.sum(-2, keepdims=True).astype(sink.dtype)
   return (
     None,
     None,
@@ -422,8 +417,23 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     dk.astype(k.dtype),
     dv.astype(v.dtype),
     None,
-    dsink,
+    _sink_slope(sink, top, inverse, mean),
   )
+
+
+def _sink_slope(sink: jax.Array | None, *rows: jax.Array) -> jax.Array | None:
+  """Returns the gradient of the score of the sink, [..., 1, 1].
+
+  Args:
+    sink: scores, [..., 1, 1]; None without a sink.
+    *rows: maximum, inverse of the sum and mean slope of each row, [..., n, 1].
+  """
+  if sink is None:
+    return None
+  # The value of the sink is 0, so its slope is its weight times minus the mean.
+  top, inverse, mean = rows
+  slopes = -jnp.exp(sink - top) * inverse * mean
+  return slopes.sum(-2, keepdims=True).astype(sink.dtype)
 
 
 def _across(a: jax.Array, weights: jax.Array) -> jax.Array:

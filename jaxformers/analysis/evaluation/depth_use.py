@@ -107,7 +107,7 @@ def measure(
   is the change of a later layer when this one is replaced by the identity, for
   the later layer with the greatest mean; it is 0 for the last layer. `loss` is
   the mean loss without the layer minus that with it. `divergence` and `overlap`
-  compare the outputs with those of the final norm and head after this layer
+  compare the outputs with the final norm and the head after this layer
   (logit lens): the mean KL divergence, and the share of the likeliest five
   classes, or of the likeliest with fewer than ten, that both have. They need an
   objective in `WITH_CLASSES`.
@@ -121,18 +121,18 @@ def measure(
   ids, *_ = model.close_holes(batch["inputs"])
   mask = model.mask(ids)
   layers = jnp.arange(config.num_layers)
-  whole = run(model, variables, batch, layers < 0)
-  changes = _changes(whole.hidden)
+  full = run(model, variables, batch, layers < 0)
+  changes = _changes(full.hidden)
   means = LOSSES[model.objective].means
   result: dict[str, list[Any]] = {name: [] for name in MEASURES}
-  for layer, (h, c) in enumerate(zip(whole.hidden, changes, strict=False)):
-    size, own = _norm(h), _norm(c)
-    result["contribution"].append(_mean(own / _positive(size), mask))
-    cosine = (h * c).sum(-1) / _positive(size * own)
+  for layer, (h, c) in enumerate(zip(full.hidden, changes, strict=False)):
+    size, change = _norm(h), _norm(c)
+    result["contribution"].append(_mean(change / _positive(size), mask))
+    cosine = (h * c).sum(-1) / _positive(size * change)
     result["cosine"].append(_mean(cosine, mask))
     # Compare with a pass without the layer.
     other = run(model, variables, batch, layers == layer)
-    losses = [means(done.sums)["loss"] for done in (other, whole)]
+    losses = [means(done.sums)["loss"] for done in (other, full)]
     result["loss"].append(losses[0] - losses[1])
     pairs = zip(changes, _changes(other.hidden), strict=True)
     relative = [
@@ -140,10 +140,10 @@ def measure(
     ]
     result["later"].append(max(relative[layer + 1 :], default=0.0))
     # Compare with a pass that ends after the layer.
-    if whole.log_p is None:
+    if full.log_p is None:
       continue
     lens = run(model, variables, batch, layers > layer).log_p
-    divergence, overlap = _compare(whole.log_p, lens)
+    divergence, overlap = _compare(full.log_p, lens)
     where = batch["weights"] > 0
     result["divergence"].append(_mean(divergence, where))
     result["overlap"].append(_mean(overlap, where))

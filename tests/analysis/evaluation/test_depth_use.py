@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
-from jaxformers.analysis.tokens import depth_use
+from jaxformers.analysis.evaluation import depth_use
 from jaxformers.commands import depth_use as command
 from jaxformers.commands import states
 from jaxformers.models.capture import capture
