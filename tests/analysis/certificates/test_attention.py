@@ -446,6 +446,26 @@ def test_fidelity_is_counted_in_the_constants(monkeypatch):
     ("s5", {}, "softmax"),
     ("transformer", {"block": {"norm_type": "scale"}}, "norm_type=scale"),
     ("transformer_rezero", {"embedding": {"cutoffs": (3,)}}, "greatest norm"),
+    *(
+      ("transformer", {"mixer": {name: value}}, name)
+      for name, value in (
+        ("sink", True),
+        ("centred", True),
+        ("gate", "headwise"),
+        ("differential", True),
+        ("share_values", True),
+        ("value_residual", 0.5),
+        ("learn_value_residual", True),
+      )
+    ),
+    *(
+      ("transformer", {"block": {name: value}}, name)
+      for name, value in (
+        ("streams", 2),
+        ("norm_after", True),
+        ("norm_scaling", True),
+      )
+    ),
   ],
 )
 def test_missing_constants_have_a_reason(name, options, reason):
