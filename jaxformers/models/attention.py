@@ -411,14 +411,15 @@ class Attention(nn.Module):
     return self._has_fidelity or self._mixes_values or self.share_values
 
   @property
-  def counts_layers(self) -> bool:
-    """True if a layer needs its own number."""
-    return bool(self.fidelity_schedule) or self.differential
+  def differs_by_layer(self) -> bool:
+    """True if a layer needs its number, or parameters that the first lacks."""
+    learns = self.learn_fidelity or self.learn_value_residual
+    return bool(self.fidelity_schedule) or self.differential or learns
 
   @property
   def _wraps_carry(self) -> bool:
     """True if the carry is `FirstValues`."""
-    return self._reads_first or self.counts_layers
+    return self._reads_first or self.differs_by_layer
 
   @nn.nowrap
   def gain(self, collections: Mapping[str, Any]) -> float:

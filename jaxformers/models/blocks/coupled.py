@@ -159,10 +159,10 @@ class Coupled(nn.Module):
   def invertible(self) -> CoupledLayers | None:
     """Returns all layers as pure functions, or None if there is no inverse.
 
-    If layers differ by their number (`Attention.counts_layers`), each gets a
-    different carry, which an inverse does not have. The result is then None.
+    If layers differ by their number (`Attention.differs_by_layer`), an inverse
+    does not have the carry of each. The result is then None.
     """
-    if getattr(self.mixer(parent=None), "counts_layers", False):
+    if getattr(self.mixer(parent=None), "differs_by_layer", False):
       return None
     return CoupledLayers(self.num_layers, jnp.dtype(self.dtype), self)
 

@@ -179,10 +179,15 @@ def test_coupled_refuses_wrong_options():
     build("isometric", mixer={})
   with pytest.raises(ValueError, match=r"num_heads.*8"):
     build("transformer", mixer={"num_heads": 16})
-  scheduled = {"fidelity": 0.5, "fidelity_schedule": (1.0, 0.5)}
-  with pytest.raises(ValueError, match='memory="reversible".*recomputed'):
-    build("neutreno", memory="reversible", mixer=scheduled)
-  build("neutreno", mixer=scheduled)
+  for differing in (
+    {"fidelity": 0.5, "fidelity_schedule": (1.0, 0.5)},
+    {"fidelity": 0.5, "learn_fidelity": True},
+    {"value_residual": 0.5, "learn_value_residual": True},
+    {"differential": True},
+  ):
+    with pytest.raises(ValueError, match='memory="reversible".*recomputed'):
+      build("neutreno", memory="reversible", mixer=differing)
+    build("neutreno", mixer=differing)
   assert Coupled(None, 2).final_norm
   assert not Coupled(None, 2, norm_type="none").final_norm
 
