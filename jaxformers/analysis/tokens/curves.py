@@ -46,7 +46,7 @@ CURVES = {
   "missing": "1 minus the sum of a row of weights",
   "column": "greatest sum of a column of weights",
   "entropy": "entropy of a row of weights, nats",
-  "second": "second singular value of the weights / first",
+  "second": "second / first singular value of weights",
   "streams_second": "second singular value of the mixing so far",
   "streams_last": "smallest singular value of the mixing so far",
   "streams_gain": "greatest sum of a row or column of the mixing so far",
