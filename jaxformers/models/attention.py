@@ -509,11 +509,13 @@ class Attention(nn.Module):
         f"share_values=True leaves no values to which value_residual="
         f"{self.value_residual} could add the first: remove one of the two."
       )
-    if self.differential and ({*"qkv"} - {*self.signature.inputs} or size % 2):
+    missing = {*"qkv"} - {*self.signature.inputs}
+    has_others = "project" in self.signature.tools
+    if self.differential and (missing or has_others or size % 2):
       raise UserError(
         "differential=True splits queries and keys, but this mixer has not all "
-        f"of queries, keys and values, or heads of an odd size ({size}): "
-        "remove differential."
+        "of queries, keys and values, or further projections, or heads of an "
+        f"odd size ({size}): remove differential."
       )
 
   def _attention(
@@ -600,7 +602,9 @@ class Attention(nn.Module):
     # Layers after the first have no projection to values if they share them.
     shared = first if self.share_values else None
     distinct = dict.fromkeys(n for n in names if n != "value" or not shared)
-    inputs = dict(zip(distinct, self._project(x, *distinct), strict=True))
+    # A mixer may have no projection but the one to values.
+    projected = self._project(x, *distinct) if distinct else []
+    inputs = dict(zip(distinct, projected, strict=True))
     if shared is not None:
       inputs["value"] = shared.values
     self.sow("intermediates", "projected", inputs)

@@ -248,6 +248,28 @@ def test_shared_values_leave_out_the_projections():
   assert sorted(later) == ["key", "out", "query"]
 
 
+@pytest.mark.parametrize(
+  "options", [{"differential": True}, {"share_values": True}], ids=name_of
+)
+@pytest.mark.parametrize(
+  "name", slow_except(("linear", "synthesizer", "longformer"), sorted(MIXERS))
+)
+def test_a_mixer_has_the_options_or_refuses_them(name, options):
+  if "fidelity" not in getattr(MIXERS[name], "options", ()):
+    pytest.skip("no function of heads")
+  x, mask = draws.normal(0, (B, N, D)), jnp.asarray(MASK)
+  own = {"max_len": N, "num_heads": H} | small_sizes(name)
+  mixer, carry = MIXERS[name](**own, **options), None
+  kw = {"mask": mask, "train": False}
+  try:
+    for _ in range(2):
+      params = initial.params(mixer, x, mask=mask, carry=carry)
+      y, carry = mixer.apply({"params": params}, x, carry=carry, **kw)
+      assert jnp.isfinite(y).all()
+  except UserError as error:
+    assert next(iter(options)) in str(error)
+
+
 WITH_VALUES = sorted(
   name
   for name, make in MIXERS.items()
