@@ -19,12 +19,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxformers.analysis.evaluation import depth_use
-from jaxformers.analysis.plotting import figures, plots
+from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Row, Texts
 from jaxformers.analysis.tokens import curves
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
-from jaxformers.models import capture as captures
 from jaxformers.models.variables import make_variables
 
 
@@ -53,29 +52,20 @@ def main(
   if out:
     requirements.require("plots", f"--out={out}")
   rows: list[Row] = []
-  seeds, sizes, lengths = set(), set(), set()
-  for workdir in workdirs:
-    # Seeds of one run, in the folders seed_0 and so on, form one curve.
-    folders = sorted(workdir.glob("seed_*")) or [workdir]
-    seeds.add(len(folders))
-    for arguments in states.states(state):
-      label = states.label(workdir, arguments)
-      for seed, folder in enumerate(folders):
-        run = states.load(folder, **arguments)
-        batch = run.draw(samples, length, split)
-        sizes.add(len(batch["weights"]))
-        lengths.add(captures.num_tokens(run.model, batch["inputs"]))
-        arrays = {name: jnp.asarray(x) for name, x in batch.items()}
-        variables = make_variables(run.model, run.params)
-        measured = depth_use.measure(run.model, variables, arrays)
-        rows += [
-          (label, seed, name, layer, float(value))
-          for name, values in measured.items()
-          for layer, value in enumerate(values, 1)
-        ]
+  draws = states.Draws(workdirs, state, samples, length, split)
+  for draw in draws:
+    arrays = {name: jnp.asarray(x) for name, x in draw.batch.items()}
+    variables = make_variables(draw.run.model, draw.run.params)
+    measured = depth_use.measure(draw.run.model, variables, arrays)
+    rows += [
+      (draw.label, draw.seed, name, layer, float(value))
+      for name, values in measured.items()
+      for layer, value in enumerate(values, 1)
+    ]
   # Print the table and the caption, and draw the figure.
-  caption = figures.describe_data(sizes, lengths, seeds, split) + "."
-  texts = Texts(Path(out or "depth_use").name, "How layers are used", caption)
+  texts = Texts(
+    Path(out or "depth_use").name, "How layers are used", f"{draws.caption}."
+  )
   picture = plots.curves(texts, rows, "layer", depth_use.MEASURES)
   print(f"{curves.text(rows, depth_use.MEASURES)}\n\n{picture.caption}")
   if out:

@@ -24,13 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Row
 from jaxformers.analysis.tokens import isometry
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
 from jaxformers.foundations.errors import UserError
-from jaxformers.models import capture as captures
 
 
 @cli.command(
@@ -65,22 +63,18 @@ def main(
     requirements.require("plots", f"--out={out}")
   # Measure every state of every run, and print its table.
   value_rows: list[Row] = []
-  sizes, lengths = set(), set()
-  for workdir in workdirs:
-    for arguments in states.states(state):
-      label = states.label(workdir, arguments)
-      run = states.load(workdir, **arguments)
-      ids = run.sample(samples, length, split, seed=seed)
-      sizes.add(len(ids))
-      lengths.add(captures.num_tokens(run.model, ids))
-      spectra = isometry.measure_spectra(
-        run.model, run.params, ids, steps=steps, seed=seed
-      )
-      value_rows += isometry.rows(label, 0, spectra)
-      print(f"{isometry.text(label, spectra)}\n", flush=True)
+  draws = states.Draws(workdirs, state, samples, length, split, seed)
+  for draw in draws:
+    ids = draw.batch["inputs"]
+    spectra = isometry.measure_spectra(
+      draw.run.model, draw.run.params, ids, steps=steps, seed=seed
+    )
+    value_rows += isometry.rows(draw.label, draw.seed, spectra)
+    label = states.label(draw.folder, draw.state)
+    print(f"{isometry.text(label, spectra)}\n", flush=True)
   # Print the caption, and draw the figure of all runs.
-  data = figures.describe_data(sizes, lengths, {1}, split)
-  picture = isometry.figure(value_rows, data, Path(out or "isometry").name)
+  name = Path(out or "isometry").name
+  picture = isometry.figure(value_rows, draws.caption, name)
   print(picture.caption)
   if out:
     picture.write(Path(out).parent)

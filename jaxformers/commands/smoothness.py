@@ -21,12 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Row
 from jaxformers.analysis.tokens import curves
 from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
-from jaxformers.models import capture as captures
 
 
 @cli.command(
@@ -54,30 +52,20 @@ def main(
   if out:
     requirements.require("plots", f"--out={out}")
   # Measure every state of every run.
-  compared = states.states(state)
   curve_rows: list[Row] = []
-  seeds, sizes, lengths = set(), set(), set()
-  for workdir in workdirs:
-    # Seeds of one run, in the folders seed_0 and so on, form one curve.
-    folders = sorted(workdir.glob("seed_*")) or [workdir]
-    seeds.add(len(folders))
-    for arguments in compared:
-      label = states.label(workdir, arguments)
-      for seed, folder in enumerate(folders):
-        run = states.load(folder, **arguments)
-        ids = run.sample(samples, length, split)
-        sizes.add(len(ids))
-        lengths.add(captures.num_tokens(run.model, ids))
-        measured = curves.measure_curves(run.model, run.params, ids)
-        # Record means over the layers, as in the paper's table 4.
-        means = {k: float(np.mean(values)) for k, values in measured.items()}
-        how: dict[str, Any] = {"split": split, "samples": len(ids)}
-        scored = (arguments, "smoothness", means, len(ids))
-        states.record(run, folder, *scored, **how)
-        curve_rows += curves.rows(label, seed, measured)
+  draws = states.Draws(workdirs, state, samples, length, split)
+  for draw in draws:
+    ids = draw.batch["inputs"]
+    measured = curves.measure_curves(draw.run.model, draw.run.params, ids)
+    # Record means over the layers, as in the paper's table 4.
+    means = {k: float(np.mean(values)) for k, values in measured.items()}
+    how: dict[str, Any] = {"split": split, "samples": len(ids)}
+    scored = (draw.state, "smoothness", means, len(ids))
+    states.record(draw.run, draw.folder, *scored, **how)
+    curve_rows += curves.rows(draw.label, draw.seed, measured)
   # Print the table and the caption, and draw the figure.
-  data = figures.describe_data(sizes, lengths, seeds, split)
-  picture = curves.figure(curve_rows, data, Path(out or "smoothness").name)
+  name = Path(out or "smoothness").name
+  picture = curves.figure(curve_rows, draws.caption, name)
   print(f"{curves.text(curve_rows)}\n\n{picture.caption}")
   if out:
     picture.write(Path(out).parent)

@@ -7,19 +7,22 @@ import functools
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxformers import config as configs
 from jaxformers import models
+from jaxformers.analysis.plotting import figures
 from jaxformers.config import ModelFields
 from jaxformers.foundations import cli, paths, workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call
 from jaxformers.inference import TrainedModel, load_run
+from jaxformers.models import capture
 from jaxformers.tasks import STATISTICS, Task, normalise
 from jaxformers.training import origin
 from jaxformers.training.run import first_params
@@ -70,6 +73,68 @@ def states(arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
     compared.append({**best, "untrained": True})
   other = {**arguments, "untrained": False}
   return compared if other == best else [*compared, other]
+
+
+class Draw(NamedTuple):
+  """Examples of a state of a run; see `Draws`.
+
+  Attributes:
+    label: Label of the state in tables and figures.
+    seed: Number of the folder among the seeds of the run, from 0.
+    folder: Workdir of the seed.
+    state: Keyword arguments of `load`.
+    run: The loaded model.
+    batch: Arrays by name, as of `TrainedModel.draw`.
+  """
+
+  label: str
+  seed: int
+  folder: Path
+  state: dict[str, Any]
+  run: TrainedModel
+  batch: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Draws:
+  """Examples for every state and every seed of runs.
+
+  Seeds of a run, in the folders seed_0, seed_1 and so on of its workdir, have
+  one label.
+
+  Attributes:
+    workdirs: Workdirs of the runs.
+    arguments: Values of `STATE`.
+    samples: Number of examples for each model.
+    length: Largest number of tokens of an example.
+    split: Split of the examples.
+    seed: Seed of the draw.
+    caption: What was drawn, in words; complete after the iteration.
+  """
+
+  workdirs: Sequence[Path]
+  arguments: Mapping[str, Any]
+  samples: int
+  length: int
+  split: str
+  seed: int = 0
+  caption: str = dataclasses.field(default="", init=False)
+
+  def __iter__(self) -> Iterator[Draw]:
+    """Yields the draws in the order of workdirs, states and seeds."""
+    seeds, sizes, lengths = set(), set(), set()
+    for workdir in self.workdirs:
+      folders = sorted(workdir.glob("seed_*")) or [workdir]
+      seeds.add(len(folders))
+      for state in states(self.arguments):
+        for number, folder in enumerate(folders):
+          run = load(folder, **state)
+          batch = run.draw(self.samples, self.length, self.split, self.seed)
+          sizes.add(len(batch["inputs"]))
+          lengths.add(capture.num_tokens(run.model, batch["inputs"]))
+          name = label(workdir, state)
+          yield Draw(name, number, folder, state, run, batch)
+    self.caption = figures.describe_data(sizes, lengths, seeds, self.split)
 
 
 def label(workdir: Path, state: Mapping[str, Any]) -> str:

@@ -140,7 +140,7 @@ def test_depth_use_command_prints_a_table_of_layers(
   run = types.SimpleNamespace(
     model=model,
     params=params,
-    draw=lambda count, length, split: {
+    draw=lambda count, *_: {
       name: np.asarray(array)[:count] for name, array in batch(model).items()
     },
   )

@@ -154,7 +154,7 @@ def test_smoothness_command_prints_tables_and_writes_csv(
     if workdir.name == "seed_1":
       params = jax.tree.map(lambda leaf: 2 * leaf, params)
     return types.SimpleNamespace(
-      model=model, params=params, sample=lambda count, length, split: ids
+      model=model, params=params, draw=lambda *_: {"inputs": ids}
     )
 
   monkeypatch.setattr(states, "load", load)

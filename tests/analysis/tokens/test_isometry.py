@@ -187,7 +187,7 @@ def test_isometry_command_prints_a_table_of_layers(
   run = types.SimpleNamespace(
     model=model,
     params=params,
-    sample=lambda count, length, split, seed: IDS[:count, :length],
+    draw=lambda count, length, *_: {"inputs": IDS[:count, :length]},
   )
   monkeypatch.setattr(states, "load", lambda workdir, **_: run)
   out = tmp_path / "values"
@@ -202,5 +202,17 @@ def test_isometry_command_prints_a_table_of_layers(
   assert table[0][2:4] == ["layer", "quantile"]
   assert len(table) == 1 + 3 * len(isometry.LEVELS)
   assert out.with_suffix(".png").stat().st_size > 5_000
+  # Seeds of a run have a table each, and one label in the figure.
+  for seed in range(2):
+    (tmp_path / "run" / f"seed_{seed}").mkdir(parents=True)
+  isometry_command.main([str(tmp_path / "run"), f"--out={out}"])
+  printed = capsys.readouterr().out
+  tables = [line for line in printed.splitlines() if "seed_" in line]
+  assert tables == [str(tmp_path / "run" / f"seed_{k}") for k in range(2)]
+  assert "tokens, 2 seeds. Singular" in printed
+  rows = list(csv.reader(out.with_suffix(".csv").read_text().splitlines()))[1:]
+  assert {(row[0], row[1]) for row in rows} == {
+    (str(tmp_path / "run"), str(k)) for k in range(2)
+  }
   with pytest.raises(SystemExit, match="--steps=0: give at least 1"):
     isometry_command.main(["one", "--steps=0"])
