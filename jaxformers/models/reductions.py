@@ -65,6 +65,17 @@ def _first_argmax(x: jax.Array) -> jax.Array:
   return block * _BLOCK + tokens.argmax(1)
 
 
+def largest(x: jax.Array) -> jax.Array:
+  """Returns the maximum over the last axis of x [..., n] -> [...].
+
+  The gradient goes to the first maximum, as in `masked_max`. It would be NaN
+  with `max` where the compiler computes x twice with different rounding, since
+  no entry would then equal the maximum.
+  """
+  position = jax.lax.stop_gradient(x).argmax(-1)
+  return jnp.take_along_axis(x, position[..., None], -1)[..., 0]
+
+
 def masked_mean(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns the mean over the tokens of x [b, n, d], mask [b, n] -> f32 [b, d].
 

@@ -20,6 +20,23 @@ def test_masked_max_and_masked_mean_by_hand():
   )
 
 
+def test_largest_has_a_gradient_without_optimisations_of_the_compiler():
+  # The compiler then computes the moduli twice, with different rounding.
+  rng = np.random.default_rng(2)
+  x = jnp.asarray(rng.normal(size=(16, 128)).astype(np.float32))
+
+  def gain(x):
+    return reductions.largest(jnp.abs(jnp.fft.rfft(x)))
+
+  np.testing.assert_array_equal(gain(x), jnp.abs(jnp.fft.rfft(x)).max(-1))
+  slope = jax.jit(jax.grad(lambda x: gain(x).sum()))
+  options = {"xla_backend_optimization_level": 0}
+  plain = slope.lower(x).compile(compiler_options=options)(x)
+  np.testing.assert_allclose(plain, slope(x), atol=1e-5)
+  # A gain of a sequence times 1 + h is larger by h.
+  np.testing.assert_allclose((plain * x).sum(-1), gain(x), rtol=1e-5)
+
+
 @pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
 @pytest.mark.slow
 def test_masked_max_gradient_goes_to_the_first_maximum(n):

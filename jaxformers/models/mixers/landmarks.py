@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.models.mixers.scores import HIGHEST
+from jaxformers.models.reductions import largest
 
 INVERSE_INITS = ("sample", "batch")
 
@@ -79,9 +80,9 @@ def iterative_inverse(
   if steps < 1:
     raise UserError(f"inverse_steps={steps} is below 1: give 1 or more.")
   # Scale the transpose, so that the iteration converges.
-  columns = jnp.max(jnp.abs(a).sum(-2), -1)[..., None, None]
-  rows = jnp.max(jnp.abs(a).sum(-1), -1)[..., None, None]
-  scale = columns.max() if init == "batch" else columns * rows
+  columns = largest(jnp.abs(a).sum(-2))[..., None, None]
+  rows = largest(jnp.abs(a).sum(-1))[..., None, None]
+  scale = largest(columns.ravel()) if init == "batch" else columns * rows
   z = jnp.swapaxes(a, -1, -2) / jnp.where(scale > 0, scale, 1)
   # Iterate at full precision: rounding errors grow with every step.
   eye = jnp.eye(a.shape[-1], dtype=a.dtype)[None, None]

@@ -42,7 +42,7 @@ from jaxformers.models.mixers.state_space import (
   s4d_lin,
 )
 from jaxformers.models.parallel import product
-from jaxformers.models.reductions import wide
+from jaxformers.models.reductions import largest, wide
 from jaxformers.models.segments import scan_options
 from jaxformers.models.variables import find_rotations, rotation
 from jaxformers.models.variants import ALWAYS, MODELS, Variant
@@ -216,7 +216,7 @@ class S4D(Recurrence):
     # The gain is the greatest modulus of the transfer function on a ring.
     ring = on_ring(*self._kernels(log, b, c, self.max_len))
     ring = ring.at[:, 0].add(skip)
-    share = 1 / jnp.maximum(jnp.abs(jnp.fft.rfft(ring)).max(1), 1)
+    share = 1 / jnp.maximum(largest(jnp.abs(jnp.fft.rfft(ring))), 1)
     self.sow("kernels", "ring", share[:, None] * ring)
     if self.is_mutable_collection(FIXED) and not self.is_initializing():
       self.put_variable(FIXED, "share", share)
