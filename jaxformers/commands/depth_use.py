@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxformers.analysis.evaluation import depth_use
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Row, Texts
@@ -54,9 +52,8 @@ def main(
   rows: list[Row] = []
   draws = states.Draws(workdirs, state, samples, length, split)
   for draw in draws:
-    arrays = {name: jnp.asarray(x) for name, x in draw.batch.items()}
     variables = make_variables(draw.run.model, draw.run.params)
-    measured = depth_use.measure(draw.run.model, variables, arrays)
+    measured = depth_use.measure(draw.run.model, variables, draw.batch)
     rows += [
       (draw.label, draw.seed, name, layer, float(value))
       for name, values in measured.items()

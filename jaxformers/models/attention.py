@@ -276,7 +276,7 @@ class Attention(nn.Module):
     fidelity_schedule: factors of lambda in the second layer and the layers
       after it. The last factor holds for all later layers. () for 1 everywhere.
     learn_fidelity: True to learn lambda in each layer, starting at `fidelity`.
-      With `value_residual` or `share_values`, v are the values before these.
+      With `value_residual`, v are the values before it.
     value_residual: share w of the first layer's values in the values of every
       later layer, (1 - w) v + w v0, before the function of heads (ResFormer,
       Zhou et al. 2025, https://arxiv.org/abs/2410.17897, which sets 0.5). 0
@@ -504,10 +504,17 @@ class Attention(nn.Module):
         f"share_values={self.share_values} read values of the first layer, but "
         "this mixer has no values: remove these options."
       )
-    if self.share_values and self._mixes_values:
+    names = ("value_residual", "learn_value_residual", "fidelity")
+    others = [
+      f"{name}={getattr(self, name)}"
+      for name in (*names, "learn_fidelity")
+      if getattr(self, name)
+    ]
+    if self.share_values and others:
       raise UserError(
-        f"share_values=True leaves no values to which value_residual="
-        f"{self.value_residual} could add the first: remove one of the two."
+        "share_values=True leaves later layers no values of their own, which "
+        f"{', '.join(others)} compares or mixes with the first: remove "
+        "share_values, or the rest."
       )
     missing = {*"qkv"} - {*self.signature.inputs}
     has_others = "project" in self.signature.tools
@@ -663,9 +670,13 @@ class Attention(nn.Module):
       layer: number of the layer, from 0.
     """
     start = 0.8 - 0.6 * jnp.exp(-0.3 * jnp.asarray(layer, float))
-    a = self.param("lambda", nn.initializers.normal(0.1), (2, 2, e // 2))
-    first, second = jnp.exp((a[0] * a[1]).sum(-1))
-    return first - second + start, start
+    # Vectors have no weight decay.
+    q1, k1, q2, k2 = (
+      self.param(f"lambda_{name}", nn.initializers.normal(0.1), (e // 2,))
+      for name in ("q1", "k1", "q2", "k2")
+    )
+    factor = jnp.exp((q1 * k1).sum()) - jnp.exp((q2 * k2).sum())
+    return factor + start, start
 
   def _gates(self, x: jax.Array) -> jax.Array:
     """Returns the gates of the heads, sigmoid(x W), [b, h, n, e or 1]."""

@@ -12,6 +12,7 @@ from jaxformers.models.capture import capture
 from jaxformers.models.mixer import MIXERS
 from jaxformers.models.mixers import flash
 from jaxformers.models.variables import make_variables
+from jaxformers.training.optim import decayed
 from tests import draws, initial
 from tests.marks import slow_except
 from tests.models.mixers.oracle import small_sizes
@@ -99,7 +100,7 @@ def expected(options, params, x, first, layer):
   sink = params.get("sink")
   if options.get("differential"):
     c = 0.8 - 0.6 * np.exp(-0.3 * layer)
-    (a1, a2), (b1, b2) = params["lambda"]
+    a1, b1, a2, b2 = (params[f"lambda_{i}"] for i in ("q1", "k1", "q2", "k2"))
     factor = np.exp(a1 @ b1) - np.exp(a2 @ b2) + c
     half = e // 2
     one, two = (
@@ -224,7 +225,16 @@ def test_differential_attention_caches_values_once():
     ("synthesizer", {"differential": True}, "not all of queries"),
     ("softmax", {"differential": True, "head_size": 3}, "odd size"),
     ("softmax", {"gate": "both"}, "gate"),
-    ("softmax", {"share_values": True, "value_residual": 0.5}, "remove one"),
+    (
+      "softmax",
+      {"share_values": True, "value_residual": 0.5},
+      "value_residual=0.5 compares or mixes",
+    ),
+    (
+      "softmax",
+      {"share_values": True, "fidelity": 0.6, "learn_fidelity": True},
+      "fidelity=0.6, learn_fidelity=True compares",
+    ),
     ("softmax", {"value_residual": 1.5}, "value_residual"),
     (
       "softmax",
@@ -238,6 +248,16 @@ def test_options_without_sense_are_refused(name, options, message):
   with pytest.raises(UserError, match=message):
     layer = MIXERS[name](num_heads=H, max_len=N, **options)
     initial.params(layer, x, mask=MASK, carry=None)
+
+
+def test_factors_of_differential_attention_have_no_weight_decay():
+  x = draws.normal(0, (B, N, D))
+  layer = make(differential=True)
+  params = initial.params(layer, x, mask=MASK, carry=None)
+  names = {name for name, leaf in decayed(params).items() if leaf is True}
+  factors = {f"lambda_{name}" for name in ("q1", "k1", "q2", "k2")}
+  assert factors <= {*params}
+  assert not factors & names
 
 
 def test_shared_values_leave_out_the_projections():
@@ -259,13 +279,21 @@ def test_a_mixer_has_the_options_or_refuses_them(name, options):
     pytest.skip("no function of heads")
   x, mask = draws.normal(0, (B, N, D)), jnp.asarray(MASK)
   own = {"max_len": N, "num_heads": H} | small_sizes(name)
-  mixer, carry = MIXERS[name](**own, **options), None
-  kw = {"mask": mask, "train": False}
-  try:
+
+  def forms(**options):
+    """Returns the shapes of the parameters of the first two layers."""
+    mixer, carry, shapes = MIXERS[name](**own, **options), None, []
     for _ in range(2):
       params = initial.params(mixer, x, mask=mask, carry=carry)
-      y, carry = mixer.apply({"params": params}, x, carry=carry, **kw)
+      shapes.append(jax.tree.map(jnp.shape, params))
+      y, carry = mixer.apply(
+        {"params": params}, x, mask=mask, carry=carry, train=False
+      )
       assert jnp.isfinite(y).all()
+    return shapes
+
+  try:
+    assert forms(**options) != forms()
   except UserError as error:
     assert next(iter(options)) in str(error)
 
@@ -298,10 +326,14 @@ def test_weights_times_values_are_the_outputs_of_the_heads(name):
   assert weights.shape == (B, H, N, N)
   values = sown["projected"][0]["value"]
   want = np.asarray(sown["attended"][0])
+  if name == "ball":
+    # Values are projected onto a ball, which starts at RMS norm 1.
+    rms = jnp.sqrt(jnp.square(values).mean(-1, keepdims=True))
+    values = values / jnp.maximum(rms, 1)
   y = np.einsum("bhnm,bhme->bhne", weights, values)
-  # `ball` projects the values, and Longformer's first token has other ones.
+  # Longformer's first token has other values.
   first = int(name == "longformer")
-  for row, end in ((0, N), (1, 7)) if name != "ball" else ():
+  for row, end in ((0, N), (1, 7)):
     np.testing.assert_allclose(
       y[row, :, first:end], want[row, :, first:end], atol=2e-5
     )

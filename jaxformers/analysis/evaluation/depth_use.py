@@ -31,6 +31,11 @@ MEASURES = {
 # Objectives whose outputs are logits or log probabilities of classes.
 WITH_CLASSES = ("classification", "token_classification", "language_model")
 MOST_CLASSES = 5  # Likeliest classes that `overlap` compares.
+# Names of the measures that are means over tokens, and over labelled outputs.
+_MEANS = {
+  "tokens": ("contribution", "cosine", "later"),
+  "outputs": ("divergence", "overlap"),
+}
 
 
 class Pass(NamedTuple):
@@ -59,8 +64,9 @@ def _skipping(skipped: jax.Array) -> Callable[..., Any]:
   def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     result = call(*args, **kwargs)
     path = context.module.path
-    is_layer = len(path) == 2 and path[1].startswith("layer_")
-    if not is_layer or context.method_name != "__call__":
+    # A segmenter's decoder has layers, too.
+    is_layer = path[:1] == ("encoder",) and path[1:] and "layer_" in path[1]
+    if not is_layer or len(path) > 2 or context.method_name != "__call__":
       return result
     layer = int(path[1].removeprefix("layer_"))
     return jnp.where(skipped[layer], args[0], result[0]), result[1]
@@ -68,7 +74,6 @@ def _skipping(skipped: jax.Array) -> Callable[..., Any]:
   return intercept
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def run(
   model: Model,
   variables: Any,
@@ -97,7 +102,7 @@ def run(
 
 
 def measure(
-  model: Model, variables: Any, batch: dict[str, jax.Array]
+  model: Model, variables: Any, batch: dict[str, Any], batch_size: int = 8
 ) -> dict[str, np.ndarray]:
   """Returns the values of `MEASURES` for every layer, [l] each.
 
@@ -115,43 +120,90 @@ def measure(
   Args:
     model: model from `models.build`.
     variables, batch: arguments of `run`.
+    batch_size: number of examples of a forward pass.
   """
   config = model.config
   model = model.clone(config=dataclasses.replace(config, memory="stored"))
+  starts = range(0, len(batch["weights"]), batch_size)
+  parts = (
+    {name: x[start : start + batch_size] for name, x in batch.items()}
+    for start in starts
+  )
+  sums = [jax.device_get(_sums(model, variables, part)) for part in parts]
+  total = jax.tree.map(lambda *values: np.sum(values, 0, float), *sums)
+  result = {
+    name: total[name] / total[count]
+    for count, names in _MEANS.items()
+    for name in names
+    if name in total
+  }
+  result["later"] = np.triu(result["later"], 1).max(1)
+  means = LOSSES[model.objective].means
+  losses = [
+    means(jax.tree.map(lambda x, i=layer: x[i], total["without"]))["loss"]
+    for layer in range(config.num_layers)
+  ]
+  result["loss"] = np.array(losses, float) - means(total["with"])["loss"]
+  return {name: result[name] for name in MEASURES if name in result}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums(
+  model: Model, variables: Any, batch: dict[str, jax.Array]
+) -> dict[str, Any]:
+  """Returns sums over a batch whose means are the values of `MEASURES`.
+
+  Args:
+    model, variables, batch: arguments of `run`.
+
+  Returns:
+    `tokens` and `outputs`, the numbers of tokens and of labelled outputs; the
+    sums [l] of `contribution`, `cosine`, `divergence` and `overlap`; `later`
+    [l, l], of each layer without another; and `with` and `without`, the sums
+    of the objective with all layers, and without each.
+  """
   ids, *_ = model.close_holes(batch["inputs"])
   mask = model.mask(ids)
-  layers = jnp.arange(config.num_layers)
+  labelled = batch["weights"] > 0
+  layers = jnp.arange(model.config.num_layers)
   full = run(model, variables, batch, layers < 0)
-  changes = _changes(full.hidden)
-  means = LOSSES[model.objective].means
-  result: dict[str, list[Any]] = {name: [] for name in MEASURES}
-  for layer, (h, c) in enumerate(zip(full.hidden, changes, strict=False)):
-    size, change = _norm(h), _norm(c)
-    result["contribution"].append(_mean(change / _positive(size), mask))
-    cosine = (h * c).sum(-1) / _positive(size * change)
-    result["cosine"].append(_mean(cosine, mask))
+  before, changes = jnp.stack(full.hidden[:-1]), _changes(full.hidden)
+  size, change = _norm(before), _norm(changes)
+  result: dict[str, Any] = {
+    "tokens": mask.sum(),
+    "outputs": labelled.sum(),
+    "with": full.sums,
+    "contribution": _total(change / _positive(size), mask),
+    "cosine": _total(
+      (before * changes).sum(-1) / _positive(size * change), mask
+    ),
+  }
+
+  def of_layer(layer: jax.Array) -> dict[str, Any]:
     # Compare with a pass without the layer.
     other = run(model, variables, batch, layers == layer)
-    losses = [means(done.sums)["loss"] for done in (other, full)]
-    result["loss"].append(losses[0] - losses[1])
-    pairs = zip(changes, _changes(other.hidden), strict=True)
-    relative = [
-      _mean(_norm(b - a) / _positive(_norm(a)), mask) for a, b in pairs
-    ]
-    result["later"].append(max(relative[layer + 1 :], default=0.0))
-    # Compare with a pass that ends after the layer.
+    moved = _norm(_changes(other.hidden) - changes)
+    sums = {
+      "without": other.sums,
+      "later": _total(moved / _positive(change), mask),
+    }
     if full.log_p is None:
-      continue
+      return sums
+    # Compare with a pass that ends after the layer.
     lens = run(model, variables, batch, layers > layer).log_p
-    divergence, overlap = _compare(full.log_p, lens)
-    where = batch["weights"] > 0
-    result["divergence"].append(_mean(divergence, where))
-    result["overlap"].append(_mean(overlap, where))
-  return {k: np.array(v, float) for k, v in result.items() if v}
+    compared = zip(
+      ("divergence", "overlap"), _compare(full.log_p, lens), strict=True
+    )
+    return sums | {name: _total(x, labelled) for name, x in compared}
+
+  # One layer after the other, in one compiled program.
+  return result | jax.lax.map(of_layer, layers)
 
 
-def _changes(hidden: Iterable[jax.Array]) -> list[jax.Array]:
-  return [after - before for before, after in itertools.pairwise(hidden)]
+def _changes(hidden: Iterable[jax.Array]) -> jax.Array:
+  """Returns what each layer adds to its input, [l, b, n, d]."""
+  pairs = itertools.pairwise(hidden)
+  return jnp.stack([after - before for before, after in pairs])
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -162,8 +214,10 @@ def _positive(x: jax.Array) -> jax.Array:
   return jnp.where(x > 0, x, 1)
 
 
-def _mean(values: jax.Array, where: jax.Array) -> float:
-  return float(values.mean(where=where))
+def _total(values: jax.Array, where: jax.Array) -> jax.Array:
+  """Returns the sums of values [..., *where.shape] where `where` is True."""
+  axes = tuple(range(-where.ndim, 0))
+  return jnp.where(where, values, 0).sum(axes)
 
 
 def _compare(log_p: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -39,8 +39,8 @@ CURVES = {
   "gradient_cosine": "cosine of attention's and J's slope",
   "head_redundancy": "cosine of attention with the layer before",
   "residual": "share of the tokens besides their mean",
-  "stable_rank": "stable rank of the tokens",
-  "effective_rank": "effective rank of the tokens",
+  "stable_rank": "stable rank of the tokens, centred",
+  "effective_rank": "effective rank of the tokens, centred",
   "massive": "greatest over median entry of the tokens",
   "first": "weight of the first token",
   "missing": "1 minus the sum of a row of weights",
@@ -83,7 +83,7 @@ def curves(captured: Capture, causal: bool = False) -> dict[str, jax.Array]:
     these two means, which are NaN if every sample has one token.
   """
   layers = [_of_tokens(x, captured.mask) for x in captured.hidden]
-  layers_of_streams = _of_streams(captured.mixing)
+  layers_of_streams = _of_streams(captured.mixing, captured.mask)
   weighed = [heads["weights"] for heads in captured.heads if "weights" in heads]
   of_layers = [
     of_weights(
@@ -122,11 +122,14 @@ def _of_tokens(x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
   return dict(zip(HIDDEN, (*values, massive(x, mask)), strict=True))
 
 
-def _of_streams(mixing: Sequence[jax.Array]) -> list[dict[str, jax.Array]]:
-  """Returns the quantities of streams in every layer.
+def _of_streams(
+  mixing: Sequence[jax.Array], mask: jax.Array
+) -> list[dict[str, jax.Array]]:
+  """Returns the quantities of streams in every layer, [b, n] each.
 
   Args:
-    mixing: matrices [..., s, s] of two branches for each layer.
+    mixing: matrices [b or 1, n or 1, s, s] of two branches for each layer.
+    mask: [b, n], True at tokens; padding has NaN.
   """
   result: list[dict[str, jax.Array]] = []
   product: Any = None
@@ -138,7 +141,8 @@ def _of_streams(mixing: Sequence[jax.Array]) -> list[dict[str, jax.Array]]:
       gain = jnp.maximum(*sums)
       values = (s[..., 1], s[..., -1], gain)
       names = ("streams_second", "streams_last", "streams_gain")
-      result.append(dict(zip(names, values, strict=True)))
+      of_tokens = (jnp.where(mask, value, jnp.nan) for value in values)
+      result.append(dict(zip(names, of_tokens, strict=True)))
   return result
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxformers.analysis.plotting import figures, plots
 from jaxformers.analysis.plotting.figures import Row, Texts
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model, from_config, in_float32
 from jaxformers.models import capture as captures
 from jaxformers.models.variables import make_variables
@@ -164,7 +165,16 @@ def measure_spectra(
   Returns:
     A list with the `Spectrum` of every sample, for each layer ("1", "2", ...)
     and for all layers together (`ALL`).
+
+  Raises:
+    UserError: for a model with several streams.
   """
+  streams = model.config.block.get("streams", 1)
+  if streams > 1:
+    raise UserError(
+      f"block.streams={streams}: layers map {streams} streams of tokens, and "
+      "their Jacobians are not implemented. Measure a model of one stream."
+    )
   # Use float32, and memory="stored", with which every layer is called.
   config = dataclasses.replace(in_float32(model).config, memory="stored")
   model = from_config(config)

@@ -49,8 +49,10 @@ def cosine_similarity(x: jax.Array, mask: jax.Array) -> jax.Array:
 def residual(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns |X - 1 mean|_F / |X|_F, the share that differs from the mean, [b].
 
-  Unlike the cosine of two tokens, it is not near 0 only because all tokens
-  share a large mean.
+  A mean that all tokens share makes it small, as it makes the cosine large: for
+  tokens of one length, its square is 1 minus the mean cosine of all pairs, each
+  token with itself included. Of tokens that are nearly alike it resolves more
+  digits. The ranks of `ranks` do not see the mean.
 
   Source: Dong et al. 2021, https://arxiv.org/abs/2103.03404, section 2, with
   Frobenius norms.
@@ -58,24 +60,32 @@ def residual(x: jax.Array, mask: jax.Array) -> jax.Array:
   Args:
     x, mask: arguments of `cosine_similarity`.
   """
-  x = jnp.where(mask[..., None], x, 0)
-  count = jnp.maximum(mask.sum(1), 1).astype(x.dtype)
-  mean = x.sum(1, keepdims=True) / count[:, None, None]
-  rest = jnp.where(mask[..., None], x - mean, 0)
-  norms = [jnp.sqrt(jnp.square(a).sum((1, 2))) for a in (rest, x)]
+  parts = (_centred(x, mask), jnp.where(mask[..., None], x, 0))
+  norms = [jnp.sqrt(jnp.square(a).sum((1, 2))) for a in parts]
   return norms[0] / _divisor(norms[1])
 
 
-def ranks(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the stable and the effective rank of the tokens, [b] each.
+def _centred(x: jax.Array, mask: jax.Array) -> jax.Array:
+  """Returns tokens [b, n, d] minus their mean, and 0 for padding."""
+  x = jnp.where(mask[..., None], x, 0)
+  count = jnp.maximum(mask.sum(1), 1).astype(x.dtype)
+  mean = x.sum(1, keepdims=True) / count[:, None, None]
+  return jnp.where(mask[..., None], x - mean, 0)
 
-  With singular values s, they are sum s^2 / max s^2, and the exponential of the
-  entropy of s / sum s (Roy and Vetterli 2007, EUSIPCO, definition 1).
+
+def ranks(x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the stable and the effective rank of centred tokens, [b] each.
+
+  With the singular values s of X - 1 mean, they are sum s^2 / max s^2, and the
+  exponential of the entropy of s / sum s (Roy and Vetterli 2007, EUSIPCO,
+  definition 1). Differs from these sources, which do not subtract the mean: it
+  would be the first singular vector of tokens that share a large one. Equal
+  tokens have stable rank 0 and effective rank 1.
 
   Args:
     x, mask: arguments of `cosine_similarity`.
   """
-  s = jnp.linalg.svd(jnp.where(mask[..., None], x, 0), compute_uv=False)
+  s = jnp.linalg.svd(_centred(x, mask), compute_uv=False)
   stable = jnp.square(s).sum(-1) / _divisor(jnp.square(s[..., 0]))
   shares = s / _divisor(s.sum(-1, keepdims=True))
   return stable, jnp.exp(jax.scipy.special.entr(shares).sum(-1))

@@ -186,9 +186,9 @@ class Connection(nn.Module):
       H = P(a3 u W3 + b3),
 
   where P is the map of `mixing`. At first W is 0, so no weight depends on the
-  token, a is 0.01, and b makes the branch read and write one stream, the number
-  of the layer modulo s. The matrices H are float32, and are sown as `mixing`
-  into `intermediates`.
+  token, a is 0.01, and b is 1 for one stream, the number of the layer modulo s,
+  and -1 for the others, which the branch reads and writes less. The matrices H
+  are float32, and are sown as `mixing` into `intermediates`.
 
   Source: equations 5 to 8 of Xie et al. 2025; start as in mHC-lite's code.
 

@@ -388,6 +388,16 @@ class Gated(NormPlaced):
   init_std: Deviation = 0.02
   norm_first: bool = False
 
+  @nn.nowrap
+  def check(self) -> None:
+    """Raises UserError for options with which (1 - u) x + u h does not hold."""
+    super().check()
+    if self.norm_after or self.streams > 1:
+      raise UserError(
+        f"norm_after={self.norm_after} and streams={self.streams} change the "
+        "sum of x and u (h - x), which this block's mixer returns: remove them."
+      )
+
   def dropout_rates(self) -> tuple[float, float]:
     """Returns rate 0 after the mixer, and `hidden_dropout_rate`."""
     return 0.0, self.hidden_dropout_rate

@@ -127,8 +127,8 @@ def softmax(
   https://arxiv.org/abs/2203.03466, definition 4.1). `sink` adds to every head a
   key with the value 0 and a learned score, which starts at 0 (gpt-oss, OpenAI
   2025, https://arxiv.org/abs/2508.10925). `centred` subtracts the mean of the
-  values that a token sees, so that the rows of weights sum to 0 (Ali et al.
-  2023, https://arxiv.org/abs/2306.01610).
+  values that a token sees; without a sink and dropout, the rows of weights sum
+  to 0 (Ali et al. 2023, https://arxiv.org/abs/2306.01610).
 
   Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, equation 1.
 

@@ -65,6 +65,26 @@ def test_measures_are_their_formulas():
       np.testing.assert_allclose(
         found["cosine"][layer], cosine.mean(), rtol=1e-4, atol=1e-6
       )
+    # Replace one layer after the other by the identity.
+    changes = np.diff(np.stack(hidden).astype(float), axis=0)[:, mask]
+    logits = np.asarray(outputs(model, variables, IDS))
+    for layer in range(3):
+      skipped = jnp.arange(3) == layer
+      other = depth_use.run(model, variables, batch(model), skipped).hidden
+      moved = np.diff(np.stack(other).astype(float), axis=0)[:, mask]
+      np.testing.assert_allclose(moved[layer], 0, atol=1e-6)
+      size = np.linalg.norm(moved - changes, axis=-1)
+      means = (size / np.linalg.norm(changes, axis=-1)).mean(1)
+      want = means[layer + 1 :].max(initial=0)
+      np.testing.assert_allclose(found["later"][layer], want, rtol=1e-4)
+      # End after the layer, and compare the likeliest five of eleven classes.
+      last = jnp.arange(3) > layer
+      lens = depth_use.run(model, variables, batch(model), last).log_p
+      best = [np.argsort(-np.asarray(x))[:, :5] for x in (logits, lens)]
+      shared = [len({*a} & {*b}) / 5 for a, b in zip(*best, strict=True)]
+      np.testing.assert_allclose(found["overlap"][layer], np.mean(shared))
+    assert found["overlap"][0] < 1
+    assert found["later"][0] > 0
   # The last layer has no later ones, and nothing follows it.
   assert found["later"][-1] == 0
   assert found["overlap"][-1] == 1
@@ -94,12 +114,49 @@ def test_loss_and_lens_are_those_of_models_with_fewer_layers():
   np.testing.assert_allclose(found["divergence"][1], want, atol=1e-5)
 
 
+def test_parts_of_a_batch_have_the_means_of_the_whole():
+  model, params = build(objective="language_model")
+  arguments = (model, make_variables(model, params), batch(model))
+  whole = depth_use.measure(*arguments)
+  parts = depth_use.measure(*arguments, batch_size=1)
+  for name, values in whole.items():
+    np.testing.assert_allclose(parts[name], values, rtol=1e-4, atol=1e-6)
+
+
+def test_a_decoder_of_segments_is_not_skipped():
+  sizes = {"image": (8, 8, 3), "patch_size": 4, "vocab_size": 0}
+  model = models.build(
+    "transformer",
+    max_len=4,
+    d_model=16,
+    num_layers=2,
+    num_classes=3,
+    objective="segmentation",
+    **sizes,
+  )
+  images = draws.normal(0, (2, 8, 8, 3))
+  params = initial.params(model, images, seed=1)
+  make_zero(params["encoder"]["layer_1"])
+  arrays = {
+    "inputs": images,
+    "targets": draws.integers(1, (2, 8, 8), 0, 3),
+    "weights": jnp.ones(2),
+  }
+  variables = make_variables(model, params)
+  found = depth_use.measure(model, variables, arrays)
+  assert found["contribution"][1] == found["loss"][1] == 0
+  assert found["contribution"][0] > 0
+
+
+def make_zero(layer):
+  for part in (layer["down"], layer["mixer"]["out"]):
+    part.update(jax.tree.map(jnp.zeros_like, part))
+
+
 @pytest.mark.parametrize("objective", ["classification", "language_model"])
 def test_a_layer_with_zero_outputs_is_of_no_use(objective):
   model, params = build(objective=objective)
-  layer = params["encoder"]["layer_1"]
-  for part in (layer["down"], layer["mixer"]["out"]):
-    part.update(jax.tree.map(jnp.zeros_like, part))
+  make_zero(params["encoder"]["layer_1"])
   found = measure(model, params)
   for name in ("contribution", "cosine", "later", "loss"):
     assert found[name][1] == 0

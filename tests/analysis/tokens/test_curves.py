@@ -139,6 +139,18 @@ def test_curves_of_streams_are_those_of_the_products():
     np.testing.assert_allclose(measured["streams_gain"][layer], gain, rtol=1e-5)
 
 
+def test_curves_of_streams_do_not_see_padding():
+  model, params, ids = build(
+    "transformer", block={"streams": 3}, mixer={"num_heads": 2}
+  )
+  params = jax.tree.map(lambda p: p + draws.normal(5, p.shape) / 5, params)
+  ids = ids[:1, :5]
+  padded = jnp.pad(ids, ((0, 0), (0, 4)))
+  short, long = (curves.measure_curves(model, params, x) for x in (ids, padded))
+  for name in ("streams_second", "streams_last", "streams_gain"):
+    np.testing.assert_allclose(long[name], short[name], rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_smoothness_command_prints_tables_and_writes_csv(
   monkeypatch, tmp_path, capsys

@@ -13,6 +13,7 @@ from jaxformers.analysis.certificates import lipschitz
 from jaxformers.analysis.tokens import isometry
 from jaxformers.commands import isometry as isometry_command
 from jaxformers.commands import states
+from jaxformers.foundations.errors import UserError
 from jaxformers.models.attention import FirstValues
 from jaxformers.models.capture import capture
 from jaxformers.models.variables import make_variables
@@ -177,6 +178,12 @@ def test_measure_spectra_of_every_encoder_are_finite(name):
   for (spectrum,) in spectra.values():
     assert np.isfinite(spectrum.values).all()
     assert spectrum.values[-1] > 0
+
+
+def test_measure_spectra_refuses_streams():
+  model, params = build("transformer", block={"streams": 2})
+  with pytest.raises(UserError, match="streams=2: layers map 2 streams"):
+    isometry.measure_spectra(model, params, IDS[:1])
 
 
 @pytest.mark.slow

@@ -296,8 +296,8 @@ def test_measures_of_tokens_are_their_formulas():
   for b in range(2):
     tokens = x[b, mask[b]]
     rest = np.linalg.norm(tokens - tokens.mean(0)) / np.linalg.norm(tokens)
-    values = np.linalg.svd(tokens, compute_uv=False)
-    p = values / values.sum()
+    values = np.linalg.svd(tokens - tokens.mean(0), compute_uv=False)
+    p = np.maximum(values / values.sum(), 1e-300)
     stable = np.square(values).sum() / values[0] ** 2
     effective = np.exp(-(p * np.log(p)).sum())
     peak = np.abs(tokens).max() / np.median(np.abs(tokens))
@@ -305,19 +305,29 @@ def test_measures_of_tokens_are_their_formulas():
     np.testing.assert_allclose([f[b] for f in found], want, atol=1e-10)
 
 
-def test_residual_sees_smoothing_behind_a_large_mean():
+def test_residual_is_one_minus_the_cosine_and_ranks_do_not_see_the_mean():
   x, mask = samples()
+  unit = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+  count = mask.sum(1)
+  # The mean cosine of all pairs, each token with itself included.
+  cosine = s.cosine_similarity(unit, mask)
+  cosine = (cosine * (count - 1) + 1) / count
+  np.testing.assert_allclose(
+    jnp.square(s.residual(unit, mask)), 1 - cosine, atol=1e-10
+  )
   far = 1e3 + x
   assert s.cosine_similarity(far, mask).min() > 0.999
-  nearer = far.mean(1, keepdims=True) + (far - far.mean(1, keepdims=True)) / 2
-  halved = s.residual(nearer, mask)[0] / s.residual(far, mask)[0]
-  np.testing.assert_allclose(halved, 0.5, rtol=1e-3)
+  assert s.residual(far, mask).max() < 0.01
+  for a, b in zip(s.ranks(x, mask), s.ranks(far, mask), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-8)
 
 
-def test_equal_tokens_have_rank_one_and_no_residual():
+def test_equal_tokens_have_no_rank_and_no_residual():
   x, mask = jnp.ones((1, 5, 3)), jnp.ones((1, 5), bool)
+  stable, effective = s.ranks(x, mask)
   np.testing.assert_allclose(s.residual(x, mask), 0, atol=1e-12)
-  np.testing.assert_allclose(s.ranks(x, mask), 1, atol=1e-6)
+  np.testing.assert_allclose(stable, 0, atol=1e-12)
+  np.testing.assert_allclose(effective, 1, atol=1e-6)
 
 
 def test_measures_of_weights_are_their_formulas():

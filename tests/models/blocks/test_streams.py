@@ -165,7 +165,7 @@ def test_one_stream_is_the_plain_block_to_the_bit():
 
 
 def test_streams_start_near_the_plain_block():
-  """Each branch reads and writes one stream, and H is near the identity."""
+  """Each branch reads and writes one stream most, and H is near I."""
   model = build(streams=3, mixing="permutations", dynamic=False)
   params = initial.params(model, IDS)
   _, state = model.apply(
@@ -256,3 +256,12 @@ def test_norm_scaling_and_norm_after_are_their_formulas():
 def test_options_without_sense_are_refused(block, message):
   with pytest.raises(UserError, match=message):
     initial.params(build(**block), IDS)
+
+
+@pytest.mark.parametrize("block", [{"norm_after": True}, {"streams": 2}])
+def test_gated_blocks_refuse_what_changes_their_sum(block):
+  sizes = {"vocab_size": 20, "max_len": 12, "num_classes": 3}
+  block = {"norm_first": True, **block}
+  model = models.build("mega", d_model=8, num_layers=1, block=block, **sizes)
+  with pytest.raises(UserError, match="change the sum of x and u"):
+    initial.params(model, IDS)
