@@ -191,6 +191,7 @@ def _sums(
       return sums
     # Compare with a pass that ends after the layer.
     lens = run(model, variables, batch, layers > layer).log_p
+    assert lens is not None
     compared = zip(
       ("divergence", "overlap"), _compare(full.log_p, lens), strict=True
     )
