@@ -38,6 +38,23 @@ from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
 from jaxformers.foundations.errors import UserError
 
+STEPS, DRAWS = 20, "1000,4000"  # Defaults of --steps and --draws.
+
+
+def _check_use(
+  has_edits: bool, steps: int, deletion: float, draws: str
+) -> None:
+  """Raises UserError for options without effect."""
+  given = {"steps": steps != STEPS}
+  if not has_edits:
+    given = {"deletion": deletion != 0, "draws": draws != DRAWS}
+  unused = [f"--{name}" for name, is_given in given.items() if is_given]
+  if unused:
+    raise UserError(
+      f"{', '.join(unused)} has no effect {'with' if has_edits else 'without'} "
+      "--edits: remove it."
+    )
+
 
 @cli.command(
   cli.WORKDIR,
@@ -55,7 +72,7 @@ from jaxformers.foundations.errors import UserError
     0,
     "number of test examples to certify (default: all; of votes: --samples)",
   ),
-  cli.option("steps", 20, "steps of gradient ascent of each attack"),
+  cli.option("steps", STEPS, "steps of gradient ascent of each attack"),
   cli.option("seed", 0, "seed of the choice of examples"),
   cli.option(
     "edits",
@@ -70,7 +87,7 @@ from jaxformers.foundations.errors import UserError
   ),
   cli.option(
     "draws",
-    "1000,4000",
+    DRAWS,
     "for --edits: draws to predict a class, and to bound its share",
   ),
 )
@@ -90,6 +107,7 @@ def main(
   """
   state = states.take_state(options)
   label = states.describe(state)
+  _check_use(bool(edits), options["steps"], deletion, draws)
   pair = cli.numbers("draws", draws)
   if len(pair) != 2 or min(pair) < 1:
     raise UserError(f"--draws={draws}: give two numbers, such as 1000,4000.")

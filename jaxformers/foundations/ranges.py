@@ -157,6 +157,24 @@ def check(owner: Any, options: Mapping[str, Any], section: str = "") -> None:
       allowed[name].check(f"{section}.{name}" if section else name, value)
 
 
+def refuse_unused(owner: Any, names: Sequence[str], reason: str) -> None:
+  """Raises UserError for options without effect that are not their defaults.
+
+  Args:
+    owner: instance of a dataclass.
+    names: names of its attributes that have no effect.
+    reason: why, and what to do about it.
+  """
+  values = {name: getattr(owner, name) for name in names}
+  changed = [
+    f"{name}={value!r}"
+    for name, value in values.items()
+    if value != getattr(type(owner), name)
+  ]
+  if changed:
+    raise UserError(f"{', '.join(changed)}: no effect, since {reason}")
+
+
 def of(owner: Any) -> Mapping[str, Range]:
   """Returns the ranges of the options of a function or a class, by name.
 

@@ -306,7 +306,7 @@ class Attention(nn.Module):
       https://arxiv.org/abs/2203.05962, equation 10). Differs from the authors'
       code, which adds the correction twice.
     init_std: standard deviation of the kernels at initialization; 0 for
-      Xavier's initializer.
+      Xavier's initializer. Rotations do not read it.
     dropout_rate: dropout rate of the attention weights.
     seed: seed of the arrays that `attend` draws; independent of the run's seed.
     redraw: True to draw new arrays in every training step, from the Flax key

@@ -10,12 +10,18 @@ mixer has three properties. Values at masked positions do not affect tokens. A
 sample does not depend on the other samples of its batch. Appended padding does
 not change the result at tokens.
 
+A mixer with a Lipschitz constant has the attributes `is_bounded`; `gain`, the
+constant as a function of the collections of the mixer; and `distance`, to which
+the constant applies: "sequences", the Frobenius norm of the difference of two
+sequences, or "farthest", the greatest distance of two tokens at one place.
+
 Most mixers are functions of heads: see `attention.attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,6 +30,8 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry
 
 MIXERS: Registry = Registry("mixer", is_open=True)
+# Distances of two sequences to which a Lipschitz constant can apply.
+DISTANCES = ("sequences", "farthest")
 # Mixers with weights for each position, distance or block of tokens: weights
 # beyond the length of training stay untrained.
 POSITION_WEIGHTS = frozenset({"linformer", "mega", "sinkhorn", "synthesizer"})
@@ -32,6 +40,27 @@ POSITION_WEIGHTS = frozenset({"linformer", "mega", "sinkhorn", "synthesizer"})
 def names_with_step() -> list[str]:
   """Returns the names of the mixers that can continue from a cache."""
   return [name for name in MIXERS if getattr(MIXERS[name], "has_step", False)]
+
+
+def bounded_distance(mixer: Any) -> str:
+  """Returns the distance of a mixer's Lipschitz constant, or "" without one.
+
+  Args:
+    mixer: unbound mixer.
+
+  Raises:
+    UserError: for a bounded mixer that does not declare its distance.
+  """
+  if not getattr(mixer, "is_bounded", False):
+    return ""
+  distance = getattr(mixer, "distance", "")
+  if distance not in DISTANCES:
+    raise UserError(
+      f"The mixer {type(mixer).__name__} is bounded, and its `distance` is "
+      f"{distance!r}: declare one of {', '.join(DISTANCES)}, for which `gain` "
+      "holds."
+    )
+  return distance
 
 
 def kernel_init(deviation: float) -> Callable[..., jax.Array]:

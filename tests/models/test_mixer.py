@@ -27,3 +27,15 @@ def test_names_with_step_are_those_of_causal_mixers_with_a_cache():
   names = mixer.names_with_step()
   assert {"softmax", "linear", "s5"} <= {*names} <= {*mixer.MIXERS}
   assert "linformer" not in names
+
+
+def test_bounded_distance_needs_a_declared_distance():
+  assert mixer.bounded_distance(mixer.MIXERS["softmax"]()) == ""
+  assert mixer.bounded_distance(mixer.MIXERS["allpass"]()) == "sequences"
+  assert mixer.bounded_distance(mixer.MIXERS["ball"]()) == "farthest"
+
+  class Undeclared:
+    is_bounded = True
+
+  with pytest.raises(ValueError, match="Undeclared is bounded.*declare one of"):
+    mixer.bounded_distance(Undeclared())

@@ -38,6 +38,7 @@ from jaxformers.models.blocks.invertible import (
 )
 from jaxformers.models.blocks.two_branches import dense
 from jaxformers.models.dropout import make_dropout
+from jaxformers.models.mixer import bounded_distance
 from jaxformers.models.norm import NORMS
 
 PER_TOKEN = ("layer", "rms", "scale", "none")  # Norms of one token.
@@ -283,9 +284,7 @@ class CoupledLayers(InvertibleLayers):
     """
     block = self.block
     mixer = block.mixer(parent=None)
-    if block.norm_type != "none" or not getattr(mixer, "is_bounded", False):
-      return None
-    if getattr(mixer, "distance", "sequences") != "sequences":
+    if block.norm_type != "none" or bounded_distance(mixer) != "sequences":
       return None
     # f is the gain of the mixer; g is |W2| |W1| times the activation's slope.
     collections = {

@@ -20,6 +20,7 @@ from jaxformers.foundations.ranges import (
   PositiveShare,
   Size,
   SmallCount,
+  refuse_unused,
 )
 from jaxformers.foundations.registry import choose
 from jaxformers.models.activations import ACTIVATIONS, SLOPES
@@ -295,12 +296,9 @@ class NormPlaced(TwoBranches):
         f"streams={self.streams} does not suit mixing={self.mixing}, which "
         f"takes {family.least} to {family.most}: choose another number."
       )
-    is_set = self.mixing != type(self).mixing or not self.dynamic
-    if self.streams == 1 and is_set:
-      raise UserError(
-        f"mixing={self.mixing} and dynamic={self.dynamic} have no effect on "
-        "one stream: set block.streams, or remove them."
-      )
+    if self.streams == 1:
+      reason = "there is one stream: set block.streams, or remove it."
+      refuse_unused(self, ("mixing", "dynamic"), reason)
 
   @property
   def final_norm(self) -> bool:
@@ -439,7 +437,11 @@ class ReZero(TwoBranches):
 
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns the LayerNorm of x if `use_norm`, else x."""
-    return super().norm(x, name, **tokens) if self.use_norm else x
+    if self.use_norm:
+      return super().norm(x, name, **tokens)
+    reason = "use_norm is False: set block.use_norm=True, or remove it."
+    refuse_unused(self, ("norm_type", "norm_epsilon"), reason)
+    return x
 
 
 @BLOCKS.register("averaged")
@@ -473,4 +475,5 @@ class Averaged(TwoBranches):
   def norm(self, x: jax.Array, name: str, **tokens: Any) -> jax.Array:
     """Returns x."""
     choose("norm_type", self.norm_type, ("none",))
+    refuse_unused(self, ("norm_epsilon",), "there is no norm: remove it.")
     return x

@@ -27,6 +27,7 @@ from jaxformers.models.blocks.invertible import (
   InvertibleLayers,
 )
 from jaxformers.models.isometric.layer import BOUNDS
+from jaxformers.models.mixer import bounded_distance
 from jaxformers.models.transject.layer import (
   interval,
   orthogonal_feed_forward,
@@ -49,7 +50,7 @@ class Contractive(nn.Module):
 
   Attributes:
     mixer: function of a name that returns the mixer, which must be bounded
-      (`is_bounded`, `gain`).
+      (`models.mixer`).
     num_layers: number L of layers of the encoder.
     layer: index of this layer, from 0; not used here.
     a: bound of a: "budget" for TransJect's a = alpha / L, or "wide" for a_max.
@@ -138,7 +139,7 @@ class Contractive(nn.Module):
     choose("a", self.a, BOUNDS)
     # Check that the mixer is bounded.
     mixer = self.mixer(parent=None)
-    if not getattr(mixer, "is_bounded", False):
+    if not bounded_distance(mixer):
       # List the models whose mixer is bounded.
       models = sorted(
         name
@@ -177,7 +178,7 @@ class ContractiveLayers(InvertibleLayers):
   @property
   def distance(self) -> str:
     """Distance of sequences for which the bounds hold, in `LENGTHS`."""
-    return getattr(self.block.mixer(parent=None), "distance", "sequences")
+    return bounded_distance(self.block.mixer(parent=None))
 
   @property
   def least_layers(self) -> int:  # type: ignore[override]

@@ -287,6 +287,7 @@ class AllPass(nn.Module):
   }
   has_step: ClassVar[bool] = True  # Decoding continues from a cache.
   is_bounded: ClassVar[bool] = True  # `gain` is a Lipschitz constant.
+  distance: ClassVar[str] = "sequences"
   has_limit: ClassVar[bool] = False  # max_len sets only the dilations.
 
   causal: bool = False

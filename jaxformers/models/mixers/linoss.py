@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.ranges import Scale, Share, Size
+from jaxformers.foundations.ranges import Scale, Share, Size, refuse_unused
 from jaxformers.foundations.registry import choose
 from jaxformers.models.kinds import EIGENVALUES, INPUT, OUTPUT, STEP
 from jaxformers.models.mixer import MIXERS
@@ -182,6 +182,14 @@ class LinOSS(Recurrence):
         "damped=True with start='uniform' has no initial damping: set "
         "start='ring'."
       )
+    if not self.damped:
+      unused = (
+        ("r_min", "r_max") if is_ring else ("r_min", "r_max", "max_phase")
+      )
+      reason = (
+        f"start={self.start!r} and damped=False: change them, or remove it."
+      )
+      refuse_unused(self, unused, reason)
     if self.damped and not 0 < self.r_min < self.r_max <= 1:
       raise UserError(
         f"r_min={self.r_min} and r_max={self.r_max} are not radii of a ring: "

@@ -102,6 +102,7 @@ class S4D(Recurrence):
   activation: ClassVar[str] = "gelu"
   has_resets: ClassVar[bool] = True  # The recurrence of the cache has resets.
   has_step_sizes: ClassVar[bool] = True  # By a recurrence, too.
+  distance: ClassVar[str] = "sequences"  # Distance to which `gain` applies.
   kinds: ClassVar[dict[str, str]] = {
     "log_A_real": EIGENVALUES,
     "A_imag": EIGENVALUES,

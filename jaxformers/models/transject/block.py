@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.ranges import SmallCount, Weight
+from jaxformers.foundations.ranges import SmallCount, Weight, refuse_unused
 from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.mixer import MIXERS
@@ -148,6 +148,8 @@ class TransJect(nn.Module):
   def _first_sigma(self, x: jax.Array, mask: jax.Array) -> jax.Array:
     d = x.shape[-1]
     if choose("sigma", self.sigma, SIGMAS) == "learned":
+      reason = "a learned Sigma reconstructs no tokens: remove it."
+      refuse_unused(self, ("reconstruction_weight",), reason)
       s = self.param("sigma", nn.initializers.uniform(1.0), (d,))
       sigma, error = learned_sigma(s), None
     else:

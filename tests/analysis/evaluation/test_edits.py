@@ -339,3 +339,11 @@ def test_the_command_writes_the_scores_of_a_run(smoke, tmp_path, capsys):
   assert [row["edits"] for row in content["edits"]] == [0, 1]
   with pytest.raises(SystemExit, match="give two numbers"):
     command.main([*arguments, "--edits=1", "--draws=9"])
+
+
+def test_the_command_refuses_options_without_effect():
+  with pytest.raises(SystemExit, match="--steps has no effect with --edits"):
+    command.main(["run", "--edits=1", "--steps=3"])
+  unused = "--deletion, --draws has no effect without --edits"
+  with pytest.raises(SystemExit, match=unused):
+    command.main(["run", "--deletion=0.9", "--draws=1,2"])
