@@ -45,10 +45,10 @@ def _check_use(
   has_edits: bool, steps: int, deletion: float, draws: str
 ) -> None:
   """Raises UserError for options without effect."""
-  given = {"steps": steps != STEPS}
+  is_set = {"steps": steps != STEPS}
   if not has_edits:
-    given = {"deletion": deletion != 0, "draws": draws != DRAWS}
-  unused = [f"--{name}" for name, is_given in given.items() if is_given]
+    is_set = {"deletion": deletion != 0, "draws": draws != DRAWS}
+  unused = [f"--{name}" for name, value in is_set.items() if value]
   if unused:
     raise UserError(
       f"{', '.join(unused)} has no effect {'with' if has_edits else 'without'} "

@@ -512,7 +512,7 @@ class Attention(nn.Module):
     ]
     if self.share_values and others:
       raise UserError(
-        "share_values=True leaves later layers no values of their own, which "
+        "share_values=True leaves later layers no projected values, which "
         f"{', '.join(others)} compares or mixes with the first: remove "
         "share_values, or the rest."
       )
