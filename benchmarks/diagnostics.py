@@ -156,7 +156,10 @@ def figure(made: Sequence[dict[str, Any]]) -> Figure:
         (column, f"{problem}, longer"), medians, strict=True
       ):
         rows.append((each["row"].strip("`"), title, median))
-  caption = "Median over seeds, in percent. Empty cells have no run."
+  caption = (
+    "Median over seeds, in percent. Empty cells have no run, or the mixer does "
+    "not read this length."
+  )
   texts = Texts("diagnostics", "What each encoder has learned", caption)
   return plots.scores(texts, rows)
 
