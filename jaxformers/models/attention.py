@@ -504,12 +504,9 @@ class Attention(nn.Module):
         f"share_values={self.share_values} read values of the first layer, but "
         "this mixer has no values: remove these options."
       )
-    names = ("value_residual", "learn_value_residual", "fidelity")
-    others = [
-      f"{name}={getattr(self, name)}"
-      for name in (*names, "learn_fidelity")
-      if getattr(self, name)
-    ]
+    options = ("value_residual", "fidelity")
+    names = [name for option in options for name in (option, f"learn_{option}")]
+    others = [f"{n}={getattr(self, n)}" for n in names if getattr(self, n)]
     if self.share_values and others:
       raise UserError(
         "share_values=True leaves later layers no projected values, which "

@@ -65,8 +65,9 @@ def _skipping(skipped: jax.Array) -> Callable[..., Any]:
     result = call(*args, **kwargs)
     path = context.module.path
     # A segmenter's decoder has layers, too.
-    is_layer = path[:1] == ("encoder",) and path[1:] and "layer_" in path[1]
-    if not is_layer or len(path) > 2 or context.method_name != "__call__":
+    is_part = len(path) == 2 and path[0] == "encoder"
+    is_layer = is_part and path[1].startswith("layer_")
+    if not is_layer or context.method_name != "__call__":
       return result
     layer = int(path[1].removeprefix("layer_"))
     return jnp.where(skipped[layer], args[0], result[0]), result[1]
