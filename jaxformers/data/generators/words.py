@@ -144,13 +144,13 @@ def word_problem(name: str) -> Problem:
   Siems et al. 2025, https://arxiv.org/abs/2502.10297 for limited inputs.
   """
   base, _, limit = name.partition("_")
+  moves = re.fullmatch(r"swaps|moves([2-9])", limit)
+  points = re.fullmatch(r"S(\d)", base)
+  if limit and not (moves and points):
+    raise _unknown(name)
   members = group(base)
   allowed = np.arange(len(members.elements))
-  if limit:
-    moves = re.fullmatch(r"swaps|moves([2-9])", limit)
-    points = re.fullmatch(r"S(\d)", base)
-    if not moves or not points:
-      raise _unknown(name)
+  if moves and points:
     rows = permutations(int(points[1]))
     moved = (rows != np.arange(rows.shape[1])).sum(1)
     allowed = np.flatnonzero(moved <= int(moves[1] or 2))

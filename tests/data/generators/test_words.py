@@ -180,6 +180,7 @@ def test_repeated_elements_have_a_class_at_the_last_copy():
   [
     ("parities", "no problem 'parities'"),
     ("S3_hops", "no problem 'S3_hops'"),
+    ("modular_counting", "no problem 'modular_counting'"),
     ("Z6_swaps", "no problem 'Z6_swaps'"),
     ("S7", "5,040 elements"),
     ("Z1", "has 1 elements"),
