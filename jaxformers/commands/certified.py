@@ -29,6 +29,7 @@ deletions or exactly (`analysis.evaluation.edits`), and writes `edits.json`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,27 @@ from jaxformers.commands import states
 from jaxformers.foundations import cli, requirements
 from jaxformers.foundations.errors import UserError
 
-STEPS, DRAWS = 20, "1000,4000"  # Defaults of --steps and --draws.
+# Options without --edits and with it, and their defaults.
+REPLACED = {"tokens": "0,1,2,4,8", "radii": "0.001,0.01,0.1", "steps": 20}
+EDITED = {"deletion": 0.0, "draws": "1000,4000"}
 
 
-def _check_use(
-  has_edits: bool, steps: int, deletion: float, draws: str
-) -> None:
-  """Raises UserError for options without effect."""
-  is_set = {"steps": steps != STEPS}
-  if not has_edits:
-    is_set = {"deletion": deletion != 0, "draws": draws != DRAWS}
-  unused = [f"--{name}" for name, value in is_set.items() if value]
+def _check_use(has_edits: bool, values: Mapping[str, Any]) -> None:
+  """Raises UserError for options without effect.
+
+  Args:
+    has_edits: True with --edits.
+    values: values of `REPLACED` and `EDITED`.
+  """
+  unused = [
+    f"--{name}={values[name]}"
+    for name, default in (REPLACED if has_edits else EDITED).items()
+    if values[name] != default
+  ]
   if unused:
     raise UserError(
-      f"{', '.join(unused)} has no effect {'with' if has_edits else 'without'} "
-      "--edits: remove it."
+      f"{', '.join(unused)}: no effect {'with' if has_edits else 'without'} "
+      "--edits, so remove it."
     )
 
 
@@ -60,10 +67,10 @@ def _check_use(
   cli.WORKDIR,
   *states.STATE,
   states.SPLIT,
-  cli.option("tokens", "0,1,2,4,8", "numbers of replaced tokens"),
+  cli.option("tokens", REPLACED["tokens"], "numbers of replaced tokens"),
   cli.option(
     "radii",
-    "0.001,0.01,0.1",
+    REPLACED["radii"],
     "norms of perturbations, as shares of the norm of the sequence",
   ),
   cli.option("samples", 200, "number of test examples to attack"),
@@ -72,7 +79,9 @@ def _check_use(
     0,
     "number of test examples to certify (default: all; of votes: --samples)",
   ),
-  cli.option("steps", STEPS, "steps of gradient ascent of each attack"),
+  cli.option(
+    "steps", REPLACED["steps"], "steps of gradient ascent of each attack"
+  ),
   cli.option("seed", 0, "seed of the choice of examples"),
   cli.option(
     "edits",
@@ -82,12 +91,12 @@ def _check_use(
   ),
   cli.option(
     "deletion",
-    0.0,
+    EDITED["deletion"],
     "for --edits: probability of deletion in votes (default: the run's)",
   ),
   cli.option(
     "draws",
-    DRAWS,
+    EDITED["draws"],
     "for --edits: draws to predict a class, and to bound its share",
   ),
 )
@@ -107,7 +116,8 @@ def main(
   """
   state = states.take_state(options)
   label = states.describe(state)
-  _check_use(bool(edits), options["steps"], deletion, draws)
+  values = {"tokens": tokens, "radii": radii, "steps": options["steps"]}
+  _check_use(bool(edits), {**values, "deletion": deletion, "draws": draws})
   pair = cli.numbers("draws", draws)
   if len(pair) != 2 or min(pair) < 1:
     raise UserError(f"--draws={draws}: give two numbers, such as 1000,4000.")

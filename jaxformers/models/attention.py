@@ -31,6 +31,7 @@ from jaxformers.foundations.ranges import (
   Share,
   Weight,
   Width,
+  refuse_unused,
 )
 from jaxformers.foundations.registry import choose
 from jaxformers.models.cache import (
@@ -504,8 +505,12 @@ class Attention(nn.Module):
         f"share_values={self.share_values} read values of the first layer, but "
         "this mixer has no values: remove these options."
       )
-    options = ("value_residual", "fidelity")
-    names = [name for option in options for name in (option, f"learn_{option}")]
+    names = [
+      "value_residual",
+      "learn_value_residual",
+      "fidelity",
+      "learn_fidelity",
+    ]
     others = [f"{n}={getattr(self, n)}" for n in names if getattr(self, n)]
     if self.share_values and others:
       raise UserError(
@@ -513,6 +518,9 @@ class Attention(nn.Module):
         f"{', '.join(others)} compares or mixes with the first: remove "
         "share_values, or the rest."
       )
+    if not self._has_fidelity:
+      reason = "fidelity is 0: set fidelity, or remove it."
+      refuse_unused(self, ("fidelity_schedule",), reason)
     missing = {*"qkv"} - {*self.signature.inputs}
     has_others = "project" in self.signature.tools
     if self.differential and (missing or has_others or size % 2):

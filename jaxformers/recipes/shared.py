@@ -111,8 +111,11 @@ def use_papers_options(config: ConfigDict) -> None:
 
 def block(name: str, **fields: Any) -> dict[str, Any]:
   """Returns the fields of a model's block, derived from a Transformer's."""
-  options = find_traits(name).block_options
+  traits = find_traits(name)
+  options = traits.block_options
   if "mlp_dim" in options:
+    if not traits.has_norms:
+      fields.pop("norm_epsilon", None)
     return fields
   # Layers without a feed-forward keep their norms and initialisation.
   kept = {"residual": True, "dropout_rate": fields["dropout_rate"]}

@@ -26,6 +26,7 @@ class Traits(NamedTuple):
     has_mixer: True for layers with a mixer.
     has_mixer_dropout: True if the mixer has the option `dropout_rate`.
     block_options: options of the block that are in `BLOCK_OPTIONS`.
+    has_norms: False for a block that has no norms by default.
     count_layers: function that counts the parameters of the layers; see
       `models.Variant`.
   """
@@ -41,6 +42,7 @@ class Traits(NamedTuple):
   has_mixer: bool = True
   has_mixer_dropout: bool = True
   block_options: tuple[str, ...] = ("mlp_dim", "dropout_rate")
+  has_norms: bool = True
   count_layers: Callable[[int, int, int], int] | None = None
 
 
@@ -80,7 +82,8 @@ def read_traits(name: str) -> Traits:
     from jaxformers.models.variants import ALWAYS
 
   variant = MODELS[name]
-  options = field_names(BLOCKS[variant.block])
+  block = BLOCKS[variant.block]
+  options = field_names(block)
   has_mixer = bool(variant.mixer)
   mixer = field_names(MIXERS[variant.mixer]) if has_mixer else []
   # Attention names the inputs of its function, such as queries and keys.
@@ -93,10 +96,12 @@ def read_traits(name: str) -> Traits:
     is_causal=is_causal(variant, variant.defaults),
     has_causal="causal" in mixer,
     has_rotary="rotary" in mixer and {"q", "k"} <= {*inputs},
-    needs_positions=BLOCKS[variant.block].concatenate_positions,
+    needs_positions=block.concatenate_positions,
     has_position_weights=variant.mixer in POSITION_WEIGHTS,
     has_mixer=has_mixer,
     has_mixer_dropout="dropout_rate" in mixer,
     block_options=tuple(name for name in BLOCK_OPTIONS if name in options),
+    has_norms=getattr(block, "use_norm", True)
+    and getattr(block, "norm_type", "") != "none",
     count_layers=variant.count_layers,
   )

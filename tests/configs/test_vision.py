@@ -50,6 +50,15 @@ def test_vision_configs_have_the_published_parameters(spec):
   assert config["task"].keys() == accepted.keys() - {"data_dir"}
 
 
+@pytest.mark.parametrize("config", ["cifar10", "imagenet"])
+@pytest.mark.parametrize("name", ["transformer_rezero", "capped_transformer"])
+def test_vision_configs_start_models_without_norms(config, name):
+  model = c.plain(c.load(f"configs/vision/{config}.py:model={name}"))["model"]
+  assert models.shapes(
+    models.build(**model, vocab_size=0, max_len=256, **SIZES[config])
+  )
+
+
 def test_imagenet_config_has_the_training_of_deit():
   config = c.load("configs/vision/imagenet.py:protocol=paper")
   epoch = math.ceil(1_281_167 / 1_024)

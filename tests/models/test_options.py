@@ -23,15 +23,18 @@ IDS = draws.integers(0, (2, N), 1, 16)
 # Fields that the model sets.
 WIRING = {"parent", "name", "dtype", "causal", "mixer", "residual"}
 WIRING |= {"num_layers", "layer"}
-SHARED = {"dropout_rate", "seed", "redraw", "init_std", "orthogonal_map"}
-SHARED |= {"qkv_bias", "use_bias", "num_heads", "rotary", "feat_scale"}
+FUNCTION = {"attend", "signature", "options", "step", "constants", "max_len"}
 # Options that have nothing to change: there are no biases; all projections are
-# rotations; `small_sizes` sets the numbers that follow from the factor.
+# rotations, which allow one size of heads; `small_sizes` sets the numbers that
+# follow from the factor.
 IDLE = {
   ("linearized", "qkv_bias"),
   ("capped_transformer", "qkv_bias"),
   ("injective_transformer", "init_std"),
   ("l2_transformer", "init_std"),
+  ("injective_transformer", "head_size"),
+  ("l2_transformer", "head_size"),
+  ("transformer_orthogonal", "head_size"),
   ("informer", "factor"),
 }
 
@@ -81,14 +84,16 @@ def other_values(name, sections, section, option, value):
   elif isinstance(value, float):
     yield from (value / 2 or 0.25, 2 * value, value + 0.1, 1.0, 0.0, 2.0)
   elif isinstance(value, str):
-    # An unknown name must be refused, with the choices.
+    # An unknown name must be refused, with the choices if there are any.
+    names = ["unknown"]
     try:
       program(name, changed(sections, section, option, "unknown"))
     except UserError as error:
-      found = re.search("Choices: (.*?)[.]?$", str(error))
-      yield from found[1].split(", ") if found else ()
-    else:
-      yield "unknown"
+      if found := re.search("Choices: (.*?)[.]?$", str(error)):
+        names = found[1].split(", ")
+    yield from names
+  elif isinstance(value, tuple):
+    yield from ((1,), (1, 2), (0.5,))
 
 
 def changed(sections, section, option, value):
@@ -103,8 +108,8 @@ def options_of(name):
     make = MIXERS[variant.mixer]
     mixer = make()
     if isinstance(mixer, Attention):
-      names = {*SHARED} | {*make.defaults}
-      values = mixer.options | {n: getattr(mixer, n) for n in names}
+      fields = {f.name for f in dataclasses.fields(mixer)} - FUNCTION
+      values = mixer.options | {n: getattr(mixer, n) for n in sorted(fields)}
     else:
       values = {f.name: f.default for f in dataclasses.fields(make)}
     for option, value in values.items():
@@ -127,6 +132,7 @@ def test_every_option_changes_the_model_or_is_refused(name):
   mixer = small_sizes(MODELS[name].mixer)
   sections = {"mixer": mixer} if mixer else {}
   plain = program(name, sections)
+  assert program(name, sections) == plain
   idle = []
   for section, option, default in options_of(name):
     value = sections.get(section, {}).get(option, default)
@@ -142,6 +148,27 @@ def test_every_option_changes_the_model_or_is_refused(name):
       results.add("changed" if made != plain else "nothing")
       if made != plain:
         break
-    if "nothing" in results and "changed" not in results:
+    if not results or ("nothing" in results and "changed" not in results):
       idle.append((name, option))
   assert {*idle} <= IDLE, idle
+
+
+@pytest.mark.parametrize(
+  ("name", "section", "options", "message"),
+  [
+    ("transformer", "mixer", {"fidelity_schedule": (0.5,)}, "fidelity is 0"),
+    ("linoss", "mixer", {"max_phase": 1.0}, "draws no angles"),
+    ("isometric", "block", {"a": "budget", "a_max": 0.3}, "sets the bound"),
+    (
+      "injective_transformer",
+      "block",
+      {"a": "budget", "a_max": 0.3},
+      "sets the bound",
+    ),
+  ],
+)
+def test_options_that_another_one_disables_are_refused(
+  name, section, options, message
+):
+  with pytest.raises(UserError, match=f"no effect, since .*{message}"):
+    program(name, {section: options})

@@ -65,8 +65,8 @@ def _skipping(skipped: jax.Array) -> Callable[..., Any]:
     result = call(*args, **kwargs)
     path = context.module.path
     # A segmenter's decoder has layers, too.
-    is_part = len(path) == 2 and path[0] == "encoder"
-    is_layer = is_part and path[1].startswith("layer_")
+    is_in_encoder = len(path) == 2 and path[0] == "encoder"
+    is_layer = is_in_encoder and path[1].startswith("layer_")
     if not is_layer or context.method_name != "__call__":
       return result
     layer = int(path[1].removeprefix("layer_"))
@@ -121,9 +121,12 @@ def measure(
   Args:
     model: model from `models.build`.
     variables, batch: arguments of `run`.
-    batch_size: number of examples of a forward pass.
+    batch_size: number of examples of a forward pass; all examples for an
+      objective whose loss depends on the batch.
   """
   config = model.config
+  if LOSSES[model.objective].sees_batch:
+    batch_size = len(batch["weights"])
   model = model.clone(config=dataclasses.replace(config, memory="stored"))
   starts = range(0, len(batch["weights"]), batch_size)
   parts = (

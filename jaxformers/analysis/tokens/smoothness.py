@@ -67,7 +67,9 @@ def residual(x: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _centred(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns tokens [b, n, d] minus their mean, and 0 for padding."""
-  x = jnp.where(mask[..., None], x, 0)
+  # Subtract the first token, so that equal tokens are 0 without rounding.
+  first = jnp.take_along_axis(x, mask.argmax(1)[:, None, None], 1)
+  x = jnp.where(mask[..., None], x - first, 0)
   count = jnp.maximum(mask.sum(1), 1).astype(x.dtype)
   mean = x.sum(1, keepdims=True) / count[:, None, None]
   return jnp.where(mask[..., None], x - mean, 0)

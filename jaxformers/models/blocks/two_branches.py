@@ -390,11 +390,8 @@ class Gated(NormPlaced):
   def check(self) -> None:
     """Raises UserError for options with which (1 - u) x + u h does not hold."""
     super().check()
-    if self.norm_after or self.streams > 1:
-      raise UserError(
-        f"norm_after={self.norm_after} and streams={self.streams} change the "
-        "sum of x and u (h - x), which this block's mixer returns: remove them."
-      )
+    reason = "this block's mixer returns the sum of x and u (h - x): remove it."
+    refuse_unused(self, ("norm_after", "streams"), reason)
 
   def dropout_rates(self) -> tuple[float, float]:
     """Returns rate 0 after the mixer, and `hidden_dropout_rate`."""

@@ -13,10 +13,10 @@ from jaxformers.foundations.ranges import Fraction, Interval, Length, SmallCount
 from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.isometric.layer import (
-  BOUNDS,
   FORMS,
   IsometricLayers,
   Weights,
+  check_bound,
 )
 from jaxformers.models.kinds import EIGENVALUES
 from jaxformers.models.mixers.allpass import Sections
@@ -92,7 +92,7 @@ class Isometric(nn.Module):
     # The form "feed_forward" has two biases, "pointwise" has one.
     shape = (self.num_sections, d // 2)
     count = 2 if choose("form", self.form, FORMS) == "feed_forward" else 1
-    choose("a", self.a, BOUNDS)
+    check_bound(self)
     if count == 1 and self.activation != "elu":
       raise UserError(
         f'activation={self.activation!r} applies to form="feed_forward" only: '

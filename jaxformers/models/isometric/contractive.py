@@ -18,7 +18,6 @@ import numpy as np
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction, SmallCount
-from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.contract import BLOCKS
 from jaxformers.models.blocks.fixed_point import LENGTHS, enough_steps, solve
 from jaxformers.models.blocks.invertible import (
@@ -26,7 +25,7 @@ from jaxformers.models.blocks.invertible import (
   Change,
   InvertibleLayers,
 )
-from jaxformers.models.isometric.layer import BOUNDS
+from jaxformers.models.isometric.layer import check_bound
 from jaxformers.models.mixer import bounded_distance
 from jaxformers.models.transject.layer import (
   interval,
@@ -95,7 +94,7 @@ class Contractive(nn.Module):
     """
     # Create the parameters.
     d = x.shape[-1]
-    choose("a", self.a, BOUNDS)
+    check_bound(self)
     a = self.strength(self.param("alpha", nn.initializers.constant(0.5), ()))
     mixer = self.mixer(name="mixer")
     w = rotation(self, "feed_forward", (2, d, d), self.orthogonal_map)
@@ -136,7 +135,7 @@ class Contractive(nn.Module):
     Raises:
       UserError: if the mixer has no bound.
     """
-    choose("a", self.a, BOUNDS)
+    check_bound(self)
     # Check that the mixer is bounded.
     mixer = self.mixer(parent=None)
     if not bounded_distance(mixer):

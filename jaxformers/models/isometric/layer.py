@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformers import orthogonal
+from jaxformers.foundations.ranges import refuse_unused
+from jaxformers.foundations.registry import choose
 from jaxformers.models.blocks.fixed_point import enough_steps, solve
 from jaxformers.models.blocks.invertible import (
   Bound,
@@ -54,6 +56,13 @@ class Weights(NamedTuple):
   a: jax.Array
   bias: jax.Array
   feed_forward: jax.Array | None = None
+
+
+def check_bound(block: Any) -> None:
+  """Raises UserError for an unknown `a`, or for an `a_max` without effect."""
+  if choose("a", block.a, BOUNDS) == "budget":
+    reason = "a='budget' sets the bound: set a='wide', or remove it."
+    refuse_unused(block, ("a_max",), reason)
 
 
 def strength(r: jax.Array, num_layers: int, a: str, a_max: float) -> jax.Array:

@@ -24,7 +24,7 @@ MODELS.register("linoss")(
   Variant(
     "linoss",
     "one_branch",
-    {"damped": False},
+    {"damped": False, "r_min": 0.9, "r_max": 1.0},
     recurrence="linear",
     count_layers=lambda d, n, layers: layers * (2 * d * d + 389 * d + 128),
   )
@@ -182,14 +182,9 @@ class LinOSS(Recurrence):
         "damped=True with start='uniform' has no initial damping: set "
         "start='ring'."
       )
-    if not self.damped:
-      unused = (
-        ("r_min", "r_max") if is_ring else ("r_min", "r_max", "max_phase")
-      )
-      reason = (
-        f"start={self.start!r} and damped=False: change them, or remove it."
-      )
-      refuse_unused(self, unused, reason)
+    if not is_ring:
+      reason = "start='uniform' draws no angles: choose 'ring', or remove it."
+      refuse_unused(self, ("max_phase",), reason)
     if self.damped and not 0 < self.r_min < self.r_max <= 1:
       raise UserError(
         f"r_min={self.r_min} and r_max={self.r_max} are not radii of a ring: "

@@ -342,8 +342,9 @@ def test_the_command_writes_the_scores_of_a_run(smoke, tmp_path, capsys):
 
 
 def test_the_command_refuses_options_without_effect():
-  with pytest.raises(SystemExit, match="--steps has no effect with --edits"):
-    command.main(["run", "--edits=1", "--steps=3"])
-  unused = "--deletion, --draws has no effect without --edits"
+  unused = "--tokens=1, --radii=2, --steps=3: no effect with --edits"
+  with pytest.raises(SystemExit, match=unused):
+    command.main(["run", "--edits=1", "--tokens=1", "--radii=2", "--steps=3"])
+  unused = "--deletion=0.9, --draws=1,2: no effect without --edits"
   with pytest.raises(SystemExit, match=unused):
     command.main(["run", "--deletion=0.9", "--draws=1,2"])

@@ -322,8 +322,11 @@ def test_residual_is_one_minus_the_cosine_and_ranks_do_not_see_the_mean():
     np.testing.assert_allclose(a, b, rtol=1e-8)
 
 
-def test_equal_tokens_have_no_rank_and_no_residual():
-  x, mask = jnp.ones((1, 5, 3)), jnp.ones((1, 5), bool)
+@pytest.mark.parametrize("value", [1.0, 0.1])
+def test_equal_tokens_have_no_rank_and_no_residual(value):
+  # The sum of seven numbers 0.1 is no multiple of 0.1 in float32.
+  x = jnp.full((1, 7, 3), value, jnp.float32)
+  mask = jnp.ones((1, 7), bool)
   stable, effective = s.ranks(x, mask)
   np.testing.assert_allclose(s.residual(x, mask), 0, atol=1e-12)
   np.testing.assert_allclose(stable, 0, atol=1e-12)

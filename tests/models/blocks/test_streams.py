@@ -263,5 +263,5 @@ def test_gated_blocks_refuse_what_changes_their_sum(block):
   sizes = {"vocab_size": 20, "max_len": 12, "num_classes": 3}
   block = {"norm_first": True, **block}
   model = models.build("mega", d_model=8, num_layers=1, block=block, **sizes)
-  with pytest.raises(UserError, match="change the sum of x and u"):
+  with pytest.raises(UserError, match="returns the sum of x and u"):
     initial.params(model, IDS)

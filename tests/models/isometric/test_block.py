@@ -80,7 +80,8 @@ def test_isometric_report_guarantees_sequences_only():
 
 @pytest.mark.parametrize("a", BOUNDS)
 def test_isometric_certificate_width_follows_the_option(a):
-  model = build(a=a, a_max=0.5, num_layers=4)
+  width = {"a_max": 0.5} if a == "wide" else {}
+  model = build(a=a, num_layers=4, **width)
   params = initial.params(model, IDS)
   rows = lipschitz.guaranteed(model, params, None, [1.0] * 4)
   low, high = lipschitz.product([row["sequences"] for row in rows])

@@ -173,7 +173,8 @@ def test_contractive_language_model_keeps_the_certificate():
 
 def test_contractive_certificate_width_follows_the_option():
   for a, bound in (("budget", 0.5), ("wide", 0.7)):
-    layers, weights = stack(build(block={"a": a, "a_max": 0.7}))
+    width = {"a_max": 0.7} if a == "wide" else {}
+    layers, weights = stack(build(block={"a": a, **width}))
     row = layers.certificate(weights[0], None, 1.0)
     chex.assert_trees_all_close(row["a"], bound * np.tanh(1.5), rtol=1e-4)
     want = (1 - row["a"]) ** 2, (1 + row["a"]) ** 2
