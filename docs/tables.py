@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PAGES = (
   "README.md",
+  "docs/depth.md",
   "docs/devices.md",
   "docs/diagnostics.md",
   "docs/orthogonal.md",
