@@ -153,6 +153,18 @@ def test_every_option_changes_the_model_or_is_refused(name):
   assert {*idle} <= IDLE, idle
 
 
+def test_oscillators_without_damping_refuse_the_ring_of_radii():
+  mixer = MIXERS["linoss"](r_min=0.5)
+  with pytest.raises(UserError, match="r_min=0.5: no effect.*damped_linoss"):
+    mixer.init(
+      jax.random.key(0),
+      np.ones((1, 4, 8)),
+      mask=np.ones((1, 4), bool),
+      carry=None,
+      train=False,
+    )
+
+
 @pytest.mark.parametrize(
   ("name", "section", "options", "message"),
   [

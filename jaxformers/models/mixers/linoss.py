@@ -182,6 +182,9 @@ class LinOSS(Recurrence):
         "damped=True with start='uniform' has no initial damping: set "
         "start='ring'."
       )
+    if not self.damped:
+      reason = "there is no damping: choose damped_linoss, or remove it."
+      refuse_unused(self, ("r_min", "r_max"), reason)
     if not is_ring:
       reason = "start='uniform' draws no angles: choose 'ring', or remove it."
       refuse_unused(self, ("max_phase",), reason)
