@@ -353,3 +353,23 @@ def test_measures_of_weights_are_their_formulas():
     }
     for name, value in want.items():
       np.testing.assert_allclose(found[name][b], value, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [0.1, 1, 3])
+def test_second_singular_value_agrees_with_a_decomposition(scale, causal):
+  mask = np.ones((2, 96), bool)
+  seen = s.seen_keys(jnp.asarray(mask), causal)
+  w = s.weigh(scale * normal(7, 2, 96, 96), seen)
+  want = np.linalg.svd(np.asarray(w), compute_uv=False)
+  found = s.of_weights(w, jnp.asarray(mask))["second"]
+  # Subspace iteration finds a space that holds nearly all of each vector.
+  np.testing.assert_allclose(found, want[:, 1] / want[:, 0], rtol=1e-3)
+
+
+def test_second_singular_value_of_extreme_weights():
+  mask = jnp.ones((1, 40), bool)
+  cases = (np.eye(40), np.full((40, 40), 1 / 40), np.zeros((40, 40)))
+  for weights, want in zip(cases, (1, 0, 0), strict=True):
+    found = s.of_weights(jnp.asarray(weights)[None], mask)["second"]
+    np.testing.assert_allclose(found, want, atol=1e-7)
