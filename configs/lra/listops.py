@@ -54,6 +54,9 @@ def get_config(arg=None):
       "test_min_length": 0,  # 0: as in training.
       "test_max_length": 0,
       "operators": "MIN MAX MED SM",
+      "num_short": 0,  # Further, short training examples: see short_steps.
+      "short_min_length": 20,
+      "short_max_length": 200,
     },
     length=2_048,
     matched_widths=MATCHED_WIDTHS,

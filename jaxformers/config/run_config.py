@@ -222,6 +222,12 @@ class RunConfig:
   buckets: Annotated[
     PositiveCount, "number of lengths that batches are padded to"
   ] = 1
+  short_steps: Annotated[
+    Count, "first steps, which train only on short examples"
+  ] = 0
+  short_length: Annotated[
+    Count, "greatest length of an example in the first short_steps steps"
+  ] = 0
   packing: Annotated[
     bool, "train on rows of several examples; buckets then pad evaluations only"
   ] = False

@@ -52,6 +52,9 @@ def load_listops(
   test_min_length: Count = DEFAULTS.test_min_length,
   test_max_length: Count = DEFAULTS.test_max_length,
   operators: str = DEFAULTS.operators,
+  num_short: Count = DEFAULTS.num_short,
+  short_min_length: Count = DEFAULTS.short_min_length,
+  short_max_length: PositiveCount = DEFAULTS.short_max_length,
 ) -> Task:
   """Generates ListOps once, or reads LRA's files.
 
@@ -65,8 +68,8 @@ def load_listops(
     num_train, num_validation, num_test: number of examples of each split to
       generate, or to require in the archive.
     max_depth, max_args, min_length, max_length, test_min_length,
-    test_max_length, operators: settings of generated data; see
-      `listops.Settings`.
+    test_max_length, operators, num_short, short_min_length,
+    short_max_length: settings of generated data; see `listops.Settings`.
   """
   # Check the settings of the data.
   choose("protocol of listops", protocol, PROTOCOLS)
@@ -82,6 +85,9 @@ def load_listops(
     test_min_length=test_min_length,
     test_max_length=test_max_length,
     operators=operators,
+    num_short=num_short,
+    short_min_length=short_min_length,
+    short_max_length=short_max_length,
   )
   # Open the splits in LRA's tokens, then apply the protocol.
   origin = _source(settings, archive)

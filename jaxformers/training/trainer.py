@@ -95,7 +95,9 @@ class Trainer:
     self.evaluate = make_evaluator(run)
     # Batches of this process.
     self._loader = Loader(train, lengths, *self.layout.share, self.packing)
-    self.order = self._loader.order(c.batch_size, c.seed)
+    self.order = self._loader.order(
+      c.batch_size, c.seed, c.short_steps, c.short_length
+    )
 
   def _make_step(self) -> functools.partial[Any]:
     """Returns the training step with all of its static arguments."""
@@ -233,7 +235,8 @@ class Trainer:
     split, size = self.task.splits["train"], self.run.config.batch_size
     if self.packing:
       lengths, deal = split.lengths(), self.packing.deal
-      batches = (self.order(step) for step in range(PLANNED))
+      first = self.run.config.short_steps
+      batches = (self.order(first + step) for step in range(PLANNED))
       return max(batches, key=lambda batch: len(deal(lengths[batch])))
     indices = np.arange(size) % len(split)
     indices[0] = np.argmax(split.lengths())

@@ -146,13 +146,47 @@ class Loader:
     self.process, self.num_processes = process, num_processes
     self._longest = split.lengths()
 
-  def order(self, batch_size: int, seed: int) -> TrainOrder:
-    """Returns the order of training."""
+  def order(
+    self,
+    batch_size: int,
+    seed: int,
+    short_steps: int = 0,
+    short_length: int = 0,
+  ) -> Callable[[int], np.ndarray]:
+    """Returns the order of training: the examples of each step.
+
+    Args:
+      batch_size: number of examples per step.
+      seed: seed of the run.
+      short_steps: number of first steps that read only short examples; all
+        later steps read all examples.
+      short_length: greatest length of a short example.
+
+    Raises:
+      UserError: if no example is short, or the split is empty.
+    """
     # Sort by length only if batches are padded to several lengths.
     is_sorted = len(self.lengths) > 1 and self.packing is None
-    longest = self._longest if is_sorted else None
-    return TrainOrder(
-      len(self.split), batch_size, seed, longest, self.split.repeats
+
+    def make(examples: np.ndarray) -> Callable[[int], np.ndarray]:
+      longest = self._longest[examples] if is_sorted else None
+      repeats = self.split.repeats
+      order = TrainOrder(len(examples), batch_size, seed, longest, repeats)
+      return lambda step: examples[order(step)]
+
+    every = make(np.arange(len(self.split)))
+    if not short_steps:
+      return every
+    short = np.flatnonzero(self._longest <= short_length)
+    if not len(short):
+      raise UserError(
+        f"config.short_length={short_length}: the shortest training example "
+        f"has {self._longest.min()} tokens, so give at least this length, or "
+        "short_steps=0."
+      )
+    first = make(short)
+    return lambda step: (
+      first(step) if step < short_steps else every(step - short_steps)
     )
 
   def batch(

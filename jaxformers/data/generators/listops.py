@@ -55,6 +55,9 @@ class Settings:
       in the test split, to measure generalisation to other lengths; 0 for
       min_length and max_length.
     operators: names of the operators, from MIN, MAX, MED and SM.
+    num_short: number of further training examples, which are shorter.
+    short_min_length, short_max_length: exclusive bounds of their number of
+      tokens; the second one is at most min_length + 1.
   """
 
   seed: int = 0
@@ -68,6 +71,9 @@ class Settings:
   test_min_length: int = 0
   test_max_length: int = 0
   operators: str = "MIN MAX MED SM"
+  num_short: int = 0
+  short_min_length: int = 20
+  short_max_length: int = 200
 
   def __post_init__(self) -> None:
     """Raises UserError for values out of range, or if no tree can exist."""
@@ -89,6 +95,13 @@ class Settings:
         "test_min_length and test_max_length."
       )
     self.for_test()  # Checks the lengths of the test split.
+    if self.num_short:
+      if self.short_max_length > self.min_length + 1:
+        raise UserError(
+          f"short_max_length={self.short_max_length} is greater than "
+          f"min_length + 1 = {self.min_length + 1}: lower it."
+        )
+      self.for_short()  # Checks the lengths of the short examples.
     if not self.operators.split():
       raise UserError("operators is empty: choose from MIN, MAX, MED and SM.")
     for operator in self.operators.split():
@@ -108,6 +121,18 @@ class Settings:
       max_length=most,
       test_min_length=0,
       test_max_length=0,
+      num_short=0,
+    )
+
+  def for_short(self) -> Settings:
+    """Returns the settings of the short training examples."""
+    return dataclasses.replace(
+      self,
+      min_length=self.short_min_length,
+      max_length=self.short_max_length,
+      test_min_length=0,
+      test_max_length=0,
+      num_short=0,
     )
 
 
@@ -320,7 +345,7 @@ def generate(settings: Settings) -> dict[str, Packed]:
 
   Takes the test split first, then validation, then train, from one stream. So
   a smaller training set is the beginning of a larger one, and the other splits
-  do not depend on its size.
+  do not depend on its size. Short training examples follow the others.
   """
   seen: set[bytes] = set()
   stream = _distinct(settings, seen)
@@ -335,6 +360,10 @@ def generate(settings: Settings) -> dict[str, Packed]:
   # Draw the splits in this order from the streams.
   splits = {}
   for name, (source, count) in plan.items():
-    rows, values = zip(*itertools.islice(source, count), strict=True)
+    drawn = list(itertools.islice(source, count))
+    if name == "train" and settings.num_short:
+      short = _distinct(settings.for_short(), seen)
+      drawn += itertools.islice(short, settings.num_short)
+    rows, values = zip(*drawn, strict=True)
     splits[name] = pack(rows, np.array(values))
   return splits

@@ -120,6 +120,29 @@ def test_loader_of_a_process_reads_only_its_rows(processes):
       np.testing.assert_array_equal(together, value)
 
 
+@pytest.mark.parametrize("lengths", [(60,), (10, 30, 60)])
+def test_order_begins_with_short_examples(lengths):
+  split = splits(40)
+  longest = split.lengths()
+  limit = int(np.median(longest))
+  reader = loader.Loader(split, lengths)
+  order = reader.order(4, seed=0, short_steps=30, short_length=limit)
+  first = np.concatenate([order(step) for step in range(30)])
+  assert set(first) == set(np.flatnonzero(longest <= limit))
+  # All later steps are those of a run without short steps.
+  every = reader.order(4, seed=0)
+  for step in (0, 7, 40):
+    np.testing.assert_array_equal(order(30 + step), every(step))
+
+
+def test_order_without_short_examples_is_refused():
+  split = splits(5)
+  least = split.lengths().min()
+  reader = loader.Loader(split, (60,))
+  with pytest.raises(ValueError, match=f"short_length=0.*has {least} tokens"):
+    reader.order(4, seed=0, short_steps=3)
+
+
 def test_prefetch_keeps_order_works_ahead_and_stops():
   computed = []
   gate = threading.Event()

@@ -1,3 +1,4 @@
+import dataclasses
 import random
 
 import numpy as np
@@ -194,9 +195,33 @@ def test_generate_makes_longer_test_expressions():
   assert len(set(trees)) == len(trees) == 100
 
 
+def test_generate_adds_short_training_expressions():
+  plain = listops.Settings(min_length=60, max_length=90, **SMALL)
+  want = listops.generate(plain)
+  fields = dict(num_short=40, short_min_length=5, short_max_length=30)
+  settings = dataclasses.replace(plain, **fields)
+  found = listops.generate(settings)
+  lengths = found["train"].lengths()
+  assert lengths[:60].min() > 60 and len(lengths) == 100
+  assert 5 < lengths[60:].min() <= lengths[60:].max() < 30
+  # All other examples are those without short ones.
+  for name, split in want.items():
+    for i in range(len(split)):
+      np.testing.assert_array_equal(found[name][i], split[i])
+  for i in range(60, 100):
+    tree = found["train"][i]
+    value = listops_text.evaluate(listops_text.decode(tree).split())
+    assert found["train"].labels[i] == value
+
+
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
+    (
+      {"num_short": 5, "min_length": 150},
+      "short_max_length=200.*min_length . 1 = 151",
+    ),
+    ({"num_short": 5, "short_min_length": 199}, "longer than 199"),
     ({"operators": ""}, "operators.*MIN, MAX"),
     ({"operators": "MIN AVG"}, "operator.*AVG.*MAX"),
     ({"test_min_length": 90, "test_max_length": 80}, "90.*80.*test_min_length"),
