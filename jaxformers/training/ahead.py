@@ -190,7 +190,7 @@ class Ahead:
     else:
       length, self.batch = sizes["max_len"], batch_shapes(sizes, rows)
     image = sizes.get("image")
-    self.lengths = pad_lengths(length, config.buckets)
+    self.lengths = pad_lengths(length, config.buckets, config.short_length)
     self.layout.check_lengths(image[:1] if image else self.lengths)
     self.model = call(
       "config.model", models.build, {**vars(config.model), **sizes}

@@ -74,7 +74,8 @@ class Run:
   @property
   def padded_lengths(self) -> tuple[int, ...]:
     """Lengths that batches are padded to, ascending."""
-    return pad_lengths(self.task.max_len, self.config.buckets)
+    c = self.config
+    return pad_lengths(self.task.max_len, c.buckets, c.short_length)
 
   @functools.cached_property
   def selection_split(self) -> Any:

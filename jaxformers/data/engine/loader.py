@@ -28,8 +28,12 @@ from jaxformers.foundations.errors import UserError
 WINDOW = 16  # Number of steps whose examples are sorted together by length.
 
 
-def pad_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
+def pad_lengths(
+  max_len: int, buckets: int, short_length: int = 0
+) -> tuple[int, ...]:
   """Returns `buckets` ascending, equally spaced lengths; the last is max_len.
+
+  With a short_length below max_len there are as many further lengths up to it.
 
   Returns (0,) if max_len is 0, because images have no length.
 
@@ -39,7 +43,10 @@ def pad_lengths(max_len: int, buckets: int) -> tuple[int, ...]:
   if buckets < 1:
     raise UserError(f"buckets={buckets} is not positive: choose 1 or more.")
   steps = max(min(buckets, max_len), 1)
-  return tuple(-(-max_len * k // steps) for k in range(1, steps + 1))
+  lengths = {-(-max_len * k // steps) for k in range(1, steps + 1)}
+  if 0 < short_length < max_len:
+    lengths |= {*pad_lengths(short_length, buckets)}
+  return tuple(sorted(lengths))
 
 
 def fitting(longest: int, lengths: tuple[int, ...]) -> int:

@@ -62,6 +62,8 @@ def test_pad_lengths_divide_the_greatest_length():
   assert loader.pad_lengths(10, 3) == (4, 7, 10)
   assert loader.pad_lengths(7, 1) == (7,)
   assert loader.pad_lengths(2, 9) == (1, 2)
+  assert loader.pad_lengths(8, 2, 2) == (1, 2, 4, 8)
+  assert loader.pad_lengths(8, 2, 8) == loader.pad_lengths(8, 2) == (4, 8)
   assert loader.fitting(1_000, (1_000, 2_000)) == 1_000
   assert loader.fitting(1_001, (1_000, 2_000)) == 2_000
   assert loader.fitting(5_000, (1_000, 2_000)) == 2_000
