@@ -15,7 +15,7 @@ from jaxformers.recipes import pretraining, recurrences, shared
 from jaxformers.recipes.matched import Inputs
 from jaxformers.recipes.traits import find_traits
 
-SIZES = ("paper", "matched", "tiny", "published")
+SIZES = ("paper", "matched", "tiny", "laptop", "published")
 # Pooling of each protocol, unless the task sets another: "jaxformers" pools as
 # TransJect's paper does, and the others as their code bases do. "paper" pools
 # as Skyformer does, except for TransJect, which keeps its own pooling.
@@ -86,7 +86,7 @@ LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
 def parse_arguments(arg: str | None) -> ConfigDict:
   """Parses the arguments model, size, protocol, objective and seed.
 
-  The result also has `tiny`, which is True at size=tiny.
+  The result also has `tiny`, which is True at size=tiny and size=laptop.
 
   Raises:
     UserError: for an unknown argument, or for a size that is not in `SIZES`.
@@ -99,7 +99,7 @@ def parse_arguments(arg: str | None) -> ConfigDict:
     objective="",
     seed=0,
   )
-  args.tiny = shared.is_tiny(args.size, SIZES)
+  args.tiny = shared.is_tiny(args.size, SIZES) or args.size == "laptop"
   return args
 
 
@@ -114,6 +114,7 @@ def make_config(
   learning_rate: float,
   warmup_steps: int,
   tiny: Mapping[str, Any],
+  laptop: Mapping[str, Any] | None = None,
   eval_examples: int = 0,
   pools: Mapping[str, str] = POOLS,
   heads: Mapping[str, Mapping[str, Any]] | None = None,
@@ -133,6 +134,8 @@ def make_config(
     learning_rate: peak learning rate at size=paper.
     warmup_steps: number of steps up to the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
+    laptop: fields at size=laptop, which has the models of size=tiny and a
+      longer training; None if the task has no such size.
     eval_examples: number of examples that choose the checkpoint in Skyformer's
       code, if it does not score all; for "skyformer" and "paper".
     pools: pooling, by protocol; "jaxformers" has TransJect's own pooling.
@@ -140,8 +143,14 @@ def make_config(
     **fields: other fields of the run, for `base`.
 
   Raises:
-    UserError: for an unknown protocol.
+    UserError: for an unknown protocol, or for size=laptop if the task has no
+      such size.
   """
+  if args.size == "laptop" and laptop is None:
+    raise UserError(
+      f"size=laptop: {task['name']} has no such size, only lra/listops has. "
+      "Choose size=tiny."
+    )
   # Find the sizes and the training of the protocol.
   protocol = choose("protocol", args.protocol, pools)
   is_original = protocol == "lra" and not args.tiny
@@ -154,7 +163,7 @@ def make_config(
       args.model,
       pools=pools,
       protocol=protocol,
-      size=args.size,
+      size="tiny" if args.tiny else args.size,
       matched=matched_widths,
       inputs=inputs.get(protocol, inputs["jaxformers"]),
       length=length,
@@ -173,7 +182,8 @@ def make_config(
     config.eval_examples = eval_examples
   # Replace the schedule by the one of size=tiny.
   if args.tiny:
-    config.update(shared.tiny_fields(args.model, **tiny))
+    fields = {**tiny, **(laptop or {})} if args.size == "laptop" else tiny
+    config.update(shared.tiny_fields(args.model, **fields))
   return config
 
 

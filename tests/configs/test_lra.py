@@ -224,6 +224,17 @@ def test_lra_configs_refuse_wrong_arguments(arg, message):
   assert_all(check, zip(SIZES), least=6)
 
 
+def test_laptop_has_the_models_of_tiny_and_begins_with_short_examples():
+  tiny, laptop = (
+    c.load(f"lra/listops:size={size},model=lru") for size in ("tiny", "laptop")
+  )
+  assert laptop.model == tiny.model
+  assert laptop.task.num_short and not tiny.task.num_short
+  assert 0 < laptop.short_steps < laptop.total_steps and not tiny.short_steps
+  with pytest.raises(ValueError, match="size=laptop.*text.*size=tiny"):
+    c.load("lra/text:size=laptop,model=lru")
+
+
 def test_lra_configs_have_the_sizes_of_the_paper():
   config = c.load("configs/lra/text.py")
   assert (config.model.d_model, config.model.num_layers) == (512, 2)
