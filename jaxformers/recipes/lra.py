@@ -182,8 +182,8 @@ def make_config(
     config.eval_examples = eval_examples
   # Replace the schedule by the one of size=tiny.
   if args.tiny:
-    fields = {**tiny, **(laptop or {})} if args.size == "laptop" else tiny
-    config.update(shared.tiny_fields(args.model, **fields))
+    longer = laptop if args.size == "laptop" and laptop else {}
+    config.update(shared.tiny_fields(args.model, **{**tiny, **longer}))
   return config
 
 
