@@ -189,7 +189,8 @@ class Layout:
         raise UserError(
           f"config.mesh splits sequences over {size} devices, but "
           f"sequences of {n} tokens do not split evenly: change the size of "
-          f"{SEQUENCE!r}, config.buckets, or the length of the task."
+          f"{SEQUENCE!r}, config.buckets, config.short_length, or the length "
+          "of the task."
         )
 
   def state_sharding(self, tree: Any) -> Any:

@@ -18,7 +18,7 @@ import filelock
 import jax
 
 from jaxformers import config as configs
-from jaxformers import models
+from jaxformers import models, tasks
 from jaxformers.config import RunConfig
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
@@ -219,6 +219,11 @@ def _differences(saved: RunConfig, config: RunConfig) -> list[str]:
   before, after = (
     models.resolve_defaults(c.as_dict()) for c in (saved, config)
   )
+  # A task may have options that it did not have when the config was saved.
+  for fields in (before, after):
+    load = tasks.TASKS.data.get(fields["task"]["name"])
+    defaults = getattr(load, "__kwdefaults__", None) or {}
+    fields["task"] = defaults | fields["task"]
   return configs.differences(before, after)
 
 

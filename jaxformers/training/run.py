@@ -353,10 +353,10 @@ def check_fields(c: RunConfig) -> None:
       f"config.packing=True has no compiled program, but config.program="
       f"{c.program!r}: remove one of the two."
     )
-  if c.short_length and not c.short_steps:
+  if bool(c.short_length) != bool(c.short_steps):
     raise UserError(
-      f"config.short_length={c.short_length} has no effect with "
-      "config.short_steps=0: give a number of steps, or remove it."
+      f"config.short_length={c.short_length} and config.short_steps="
+      f"{c.short_steps}: give both, or none."
     )
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:

@@ -145,9 +145,13 @@ def _describe_state(run: Run) -> dict[str, Any]:
 
 
 def _describe_scoring(run: Run, step: int) -> dict[str, Any]:
-  """Returns how the test split was scored, and after how many epochs."""
-  splits = run.task.splits
-  epochs = step * run.config.batch_size / max(len(splits["train"]), 1)
+  """Returns how the test split was scored, and after how many epochs.
+
+  Steps on short examples belong to no epoch.
+  """
+  splits, c = run.task.splits, run.config
+  steps = max(step - c.short_steps, 0)
+  epochs = steps * c.batch_size / max(len(splits["train"]), 1)
   # Texts are scored in windows, and images on their centre.
   way = splits["test"].scoring()
   return {"split": "test", **way, "epochs": round(epochs, 4)}

@@ -1,5 +1,6 @@
 """A workdir belongs to one config, and to one process at a time."""
 
+import dataclasses
 import errno
 import json
 import multiprocessing
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from jaxformers import config as configs
+from jaxformers import tasks
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.training import loop, resume
@@ -53,6 +55,23 @@ def test_run_refuses_a_checkpoint_of_another_config(smoke, run):
   with pytest.raises(ValueError, match=message):
     loop.run(smoke(seed=1), run)
   assert not (run / "results.json").exists()
+
+
+def test_an_absent_option_of_a_task_has_its_default(smoke):
+  config = configs.RunConfig.from_dict(smoke())
+  options = {k: v for k, v in config.task.options.items() if k != "max_args"}
+  section = dataclasses.replace(config.task, options=options)
+  before = dataclasses.replace(config, task=section)
+  assert config.task.name == "listops" and len(options)
+  load = tasks.TASKS["listops"].__kwdefaults__
+  given = dict(options, max_args=load["max_args"])
+  after = dataclasses.replace(section, options=given)
+  assert not resume._differences(
+    before, dataclasses.replace(config, task=after)
+  )
+  other = dataclasses.replace(section, options=dict(options, max_args=3))
+  other = dataclasses.replace(config, task=other)
+  assert resume._differences(before, other) == ["task.max_args: 10 -> 3"]
 
 
 def test_run_rewrites_a_lost_config(smoke, run, finished):

@@ -2,7 +2,8 @@
 
 Sequences differ in length, so batches need padding. With several `pad_lengths`,
 the examples of a window of steps are sorted by length, cut into batches, and
-the batches are shuffled. Every example is still seen once per epoch. A batch is
+the batches are shuffled. Every example is still seen once per epoch, after the
+first steps that may read only short examples. A batch is
 padded to the smallest of the lengths that fits, so at most one shape per length
 is compiled.
 
@@ -31,11 +32,11 @@ WINDOW = 16  # Number of steps whose examples are sorted together by length.
 def pad_lengths(
   max_len: int, buckets: int, short_length: int = 0
 ) -> tuple[int, ...]:
-  """Returns `buckets` ascending, equally spaced lengths; the last is max_len.
+  """Returns ascending lengths; the last is max_len.
 
-  With a short_length below max_len there are as many further lengths up to it.
-
-  Returns (0,) if max_len is 0, because images have no length.
+  They are `buckets` equally spaced lengths up to max_len, and as many up to
+  short_length if it is between 0 and max_len. Returns (0,) if max_len is 0,
+  because images have no length.
 
   Raises:
     UserError: for fewer than one bucket.
@@ -170,7 +171,8 @@ class Loader:
       short_length: greatest length of a short example.
 
     Raises:
-      UserError: if no example is short, or the split is empty.
+      UserError: if no example is short, the examples have no lengths, or the
+        split is empty.
     """
     # Sort by length only if batches are padded to several lengths.
     is_sorted = len(self.lengths) > 1 and self.packing is None
@@ -184,6 +186,11 @@ class Loader:
     every = make(np.arange(len(self.split)))
     if not short_steps:
       return every
+    if not self._longest.max():
+      raise UserError(
+        f"config.short_steps={short_steps}: examples of this task have no "
+        "lengths. Remove it."
+      )
     short = np.flatnonzero(self._longest <= short_length)
     if not len(short):
       raise UserError(

@@ -39,6 +39,8 @@ TOKENS = (*OPERATORS, *"0123456789", "]")  # Token i has id i + 1.
 IDS = {token: i + 1 for i, token in enumerate(TOKENS)}
 END = IDS["]"]
 FIRST_DIGIT = IDS["0"]
+# Settings without effect if there are no short examples.
+SHORT = ("num_short", "short_min_length", "short_max_length")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +93,9 @@ class Settings:
     if self.max_length - self.min_length < 2 or self.max_length < 5:
       raise UserError(
         f"No tree is longer than {self.min_length} and shorter than "
-        f"{self.max_length} tokens: widen min_length and max_length, or "
-        "test_min_length and test_max_length."
+        f"{self.max_length} tokens: widen min_length and max_length, "
+        "test_min_length and test_max_length, or short_min_length and "
+        "short_max_length."
       )
     self.for_test()  # Checks the lengths of the test split.
     if self.num_short:
@@ -345,7 +348,8 @@ def generate(settings: Settings) -> dict[str, Packed]:
 
   Takes the test split first, then validation, then train, from one stream. So
   a smaller training set is the beginning of a larger one, and the other splits
-  do not depend on its size. Short training examples follow the others.
+  do not depend on its size. Short training examples come last, and may be
+  others if num_train is larger.
   """
   seen: set[bytes] = set()
   stream = _distinct(settings, seen)

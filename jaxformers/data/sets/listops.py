@@ -35,6 +35,8 @@ def generated(settings: listops.Settings) -> Source:
 
   # Name the folder after a digest: the settings are too many for a name.
   fields = dataclasses.asdict(settings)
+  if not settings.num_short:
+    fields = {k: v for k, v in fields.items() if k not in listops.SHORT}
   text = json.dumps(fields, sort_keys=True)
   return Source(
     name="listops",
@@ -44,7 +46,8 @@ def generated(settings: listops.Settings) -> Source:
     tag=blake2b(text.encode(), digest_size=6).hexdigest(),
     shuffled=False,
     least_bytes=settings.min_length
-    * (settings.num_train + settings.num_validation + settings.num_test),
+    * (settings.num_train + settings.num_validation + settings.num_test)
+    + settings.short_min_length * settings.num_short,
   )
 
 

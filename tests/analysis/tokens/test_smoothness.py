@@ -358,9 +358,9 @@ def test_measures_of_weights_are_their_formulas():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.1, 1, 3])
 def test_second_singular_value_agrees_with_a_decomposition(scale, causal):
-  mask = np.ones((2, 96), bool)
+  mask = np.ones((2, 160), bool)
   seen = s.seen_keys(jnp.asarray(mask), causal)
-  w = s.weigh(scale * normal(7, 2, 96, 96), seen)
+  w = s.weigh(scale * normal(7, 2, 160, 160), seen)
   want = np.linalg.svd(np.asarray(w), compute_uv=False)
   found = s.of_weights(w, jnp.asarray(mask))["second"]
   # Subspace iteration finds a space that holds nearly all of each vector.
@@ -368,8 +368,16 @@ def test_second_singular_value_agrees_with_a_decomposition(scale, causal):
 
 
 def test_second_singular_value_of_extreme_weights():
-  mask = jnp.ones((1, 40), bool)
-  cases = (np.eye(40), np.full((40, 40), 1 / 40), np.zeros((40, 40)))
-  for weights, want in zip(cases, (1, 0, 0), strict=True):
+  cases = [
+    (want, weights)
+    for n in (40, 140)
+    for want, weights in (
+      (1, np.eye(n)),
+      (0, np.full((n, n), 1 / n)),
+      (0, np.zeros((n, n))),
+    )
+  ]
+  for want, weights in [*cases, (0, np.ones((1, 1)))]:
+    mask = jnp.ones((1, len(weights)), bool)
     found = s.of_weights(jnp.asarray(weights)[None], mask)["second"]
     np.testing.assert_allclose(found, want, atol=1e-7)

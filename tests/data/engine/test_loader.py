@@ -131,7 +131,7 @@ def test_order_begins_with_short_examples(lengths):
   order = reader.order(4, seed=0, short_steps=30, short_length=limit)
   first = np.concatenate([order(step) for step in range(30)])
   assert set(first) == set(np.flatnonzero(longest <= limit))
-  # All later steps are those of a run without short steps.
+  # All later steps are those without short steps, for the same lengths.
   every = reader.order(4, seed=0)
   for step in (0, 7, 40):
     np.testing.assert_array_equal(order(30 + step), every(step))
