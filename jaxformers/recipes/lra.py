@@ -146,11 +146,13 @@ def make_config(
     UserError: for an unknown protocol, or for size=laptop if the task has no
       such size.
   """
-  if args.size == "laptop" and laptop is None:
-    raise UserError(
-      f"size=laptop: {task['name']} has no such size, only lra/listops has. "
-      "Choose size=tiny."
-    )
+  if args.size == "laptop":
+    if laptop is None:
+      raise UserError(
+        f"size=laptop: {task['name']} has no such size, only lra/listops has. "
+        "Choose size=tiny."
+      )
+    tiny = {**tiny, **laptop}
   # Find the sizes and the training of the protocol.
   protocol = choose("protocol", args.protocol, pools)
   is_original = protocol == "lra" and not args.tiny
@@ -182,8 +184,7 @@ def make_config(
     config.eval_examples = eval_examples
   # Replace the schedule by the one of size=tiny.
   if args.tiny:
-    longer = laptop if args.size == "laptop" and laptop else {}
-    config.update(shared.tiny_fields(args.model, **{**tiny, **longer}))
+    config.update(shared.tiny_fields(args.model, **tiny))
   return config
 
 

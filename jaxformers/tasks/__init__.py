@@ -21,7 +21,15 @@ from jaxformers.tasks.deletion import delete
 from jaxformers.tasks.reconstruction import reconstruct
 from jaxformers.tasks.task import TASKS, Task
 
-__all__ = ["TASKS", "Task", "delete", "from_arrays", "get", "normalise"]
+__all__ = [
+  "TASKS",
+  "Task",
+  "delete",
+  "from_arrays",
+  "get",
+  "normalise",
+  "resolve_defaults",
+]
 
 for _module in pkgutil.iter_modules(__path__):
   importlib.import_module(f"{__name__}.{_module.name}")
@@ -74,6 +82,19 @@ def get(name: str = "", **options: object) -> Task:
   if chosen:
     task = call(f"task {name!r}", reconstruct, {"task": task, **chosen})
   return delete(task, deletion)
+
+
+def resolve_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a run's config with the defaults of options that its task lacks.
+
+  Then a config from before its task had an option is equal to one with the
+  default of this option.
+  """
+  options = config.get("task", {})
+  # Data that are passed in Python have no registered loader.
+  load = TASKS.data.get(options.get("name"))
+  defaults = getattr(load, "__kwdefaults__", None) or {}
+  return {**config, "task": {**defaults, **options}}
 
 
 def check_ranges(name: str, options: Mapping[str, Any], path: str) -> None:

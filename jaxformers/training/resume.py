@@ -215,15 +215,12 @@ def _check_goes_on(
 
 def _differences(saved: RunConfig, config: RunConfig) -> list[str]:
   """Returns the differences that change numbers; see `config.differences`."""
-  # An option of the mixer may be listed as a default of all mixers.
+  # An option of the mixer may be listed as a default of all mixers, and the
+  # task may have options that it did not have when the config was saved.
   before, after = (
-    models.resolve_defaults(c.as_dict()) for c in (saved, config)
+    tasks.resolve_defaults(models.resolve_defaults(c.as_dict()))
+    for c in (saved, config)
   )
-  # A task may have options that it did not have when the config was saved.
-  for fields in (before, after):
-    load = tasks.TASKS.data.get(fields["task"]["name"])
-    defaults = getattr(load, "__kwdefaults__", None) or {}
-    fields["task"] = defaults | fields["task"]
   return configs.differences(before, after)
 
 

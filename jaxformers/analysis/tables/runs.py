@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformers import config as configs
-from jaxformers import models
+from jaxformers import models, tasks
 from jaxformers.analysis.tables import results as tables
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
@@ -141,9 +141,12 @@ def _check_same_config(
     scored: config in `results.json`.
   """
   # Ignore steps and patience, which may be raised to continue a run.
-  now = models.resolve_defaults(configs.complete(config))
+  now = configs.complete(config)
   grown = {key: now[key] for key in ("total_steps", "patience")}
-  before = models.resolve_defaults(configs.complete({**scored, **grown}))
+  before, now = (
+    tasks.resolve_defaults(models.resolve_defaults(fields))
+    for fields in (configs.complete({**scored, **grown}), now)
+  )
   differing = configs.differences(before, now)
   if differing:
     raise UserError(

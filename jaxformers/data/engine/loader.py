@@ -3,9 +3,8 @@
 Sequences differ in length, so batches need padding. With several `pad_lengths`,
 the examples of a window of steps are sorted by length, cut into batches, and
 the batches are shuffled. Every example is still seen once per epoch, after the
-first steps that may read only short examples. A batch is
-padded to the smallest of the lengths that fits, so at most one shape per length
-is compiled.
+first steps, which may read only short examples. A batch is padded to the
+smallest of the lengths that fits, so at most one shape per length is compiled.
 
 With a `Packing` the examples of a step stand behind each other in rows of one
 length instead. The order of the examples is then the plain one.
@@ -177,13 +176,12 @@ class Loader:
     # Sort by length only if batches are padded to several lengths.
     is_sorted = len(self.lengths) > 1 and self.packing is None
 
-    def make(examples: np.ndarray) -> Callable[[int], np.ndarray]:
-      longest = self._longest[examples] if is_sorted else None
+    def make(lengths: np.ndarray) -> TrainOrder:
+      longest = lengths if is_sorted else None
       repeats = self.split.repeats
-      order = TrainOrder(len(examples), batch_size, seed, longest, repeats)
-      return lambda step: examples[order(step)]
+      return TrainOrder(len(lengths), batch_size, seed, longest, repeats)
 
-    every = make(np.arange(len(self.split)))
+    every = make(self._longest)
     if not short_steps:
       return every
     if not self._longest.max():
@@ -198,9 +196,9 @@ class Loader:
         f"has {self._longest.min()} tokens, so give at least this length, or "
         "short_steps=0."
       )
-    first = make(short)
+    first = make(self._longest[short])
     return lambda step: (
-      first(step) if step < short_steps else every(step - short_steps)
+      short[first(step)] if step < short_steps else every(step - short_steps)
     )
 
   def batch(

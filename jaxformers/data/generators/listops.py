@@ -118,21 +118,18 @@ class Settings:
     most = self.test_max_length or self.max_length
     if (least, most) == (self.min_length, self.max_length):
       return self
+    return self._between(least, most)
+
+  def for_short(self) -> Settings:
+    """Returns the settings of the short training examples."""
+    return self._between(self.short_min_length, self.short_max_length)
+
+  def _between(self, least: int, most: int) -> Settings:
+    """Returns the settings of one split with other lengths."""
     return dataclasses.replace(
       self,
       min_length=least,
       max_length=most,
-      test_min_length=0,
-      test_max_length=0,
-      num_short=0,
-    )
-
-  def for_short(self) -> Settings:
-    """Returns the settings of the short training examples."""
-    return dataclasses.replace(
-      self,
-      min_length=self.short_min_length,
-      max_length=self.short_max_length,
       test_min_length=0,
       test_max_length=0,
       num_short=0,

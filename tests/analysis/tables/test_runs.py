@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxformers import config as configs
 from jaxformers.analysis.tables import runs
 from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from tests import results as made
 
 
@@ -27,6 +29,15 @@ def test_group_by_recipe_labels_say_what_differs():
     g.label for g in runs.group_by_recipe([record("text"), record("image")])
   ]
   assert labels == ["text local", "image local"]
+
+
+def test_results_may_lack_an_option_that_their_task_got_later():
+  config = configs.plain(configs.load("lra/listops:size=tiny"))
+  task = {k: v for k, v in config["task"].items() if k != "num_short"}
+  runs._check_same_config(Path("run"), config, config | {"task": task})
+  other = config | {"task": task | {"num_short": 5}}
+  with pytest.raises(UserError, match="differ in task.num_short: 5 -> 0"):
+    runs._check_same_config(Path("run"), config, other)
 
 
 def test_group_by_recipe_labels_are_unique():
