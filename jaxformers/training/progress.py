@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 import time
@@ -12,6 +13,7 @@ from tqdm import tqdm
 from jaxformers.training import processes
 
 SILENCE = 30.0  # Seconds without a line after which a log file gets one.
+RECENT = 100  # Steps whose speed is shown: short examples make fast steps.
 
 
 def line(text: str) -> None:
@@ -30,19 +32,19 @@ class Clock:
   """Measures the time of steps, without compilation, evaluation and saving.
 
   Attributes:
-    steps: number of measured steps.
-    seconds: total time of these steps.
+    seconds: total time of the measured steps.
   """
 
   def __init__(self) -> None:
-    self.steps, self.seconds, self._since = 0, 0.0, 0.0
+    self.seconds, self._since = 0.0, 0.0
+    self._ends = collections.deque([0.0], RECENT + 1)
 
   def tick(self) -> None:
     """Counts a finished step. The first call only starts the clock."""
     now = time.perf_counter()
     if self._since:
-      self.steps += 1
       self.seconds += now - self._since
+      self._ends.append(self.seconds)
     self._since = now
 
   @contextlib.contextmanager
@@ -55,8 +57,9 @@ class Clock:
       self._since += time.perf_counter() - began
 
   def rate(self) -> float:
-    """Returns steps per second; 0 before anything is measured."""
-    return self.steps / self.seconds if self.seconds else 0.0
+    """Returns steps per second of the last `RECENT` steps; 0 before any."""
+    seconds = self._ends[-1] - self._ends[0]
+    return (len(self._ends) - 1) / seconds if seconds else 0.0
 
   def eta(self, steps: int) -> str:
     """Returns the time that `steps` more steps will take, as text."""

@@ -22,8 +22,19 @@ def test_clock_leaves_out_compiling_and_pauses(monkeypatch):
     now[0] += 1_000  # Evaluating.
   now[0] += 2
   clock.tick()
-  assert (clock.steps, clock.seconds) == (5, 10.0)
+  assert (clock.seconds, clock.rate()) == (10.0, 0.5)
   assert clock.eta(30) == "0:01:00"
+
+
+def test_remaining_time_follows_the_last_steps(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+  clock = progress.Clock()
+  # Short examples come first, and their steps take a tenth of the time.
+  for seconds in [0.0] + [0.1] * 500 + [1.0] * progress.RECENT:
+    now[0] += seconds
+    clock.tick()
+  assert clock.eta(60) == "0:01:00"
 
 
 def test_progress_prints_lines_without_a_terminal(capsys):
