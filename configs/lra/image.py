@@ -10,7 +10,8 @@ classifier on the pixels reaches 30.9. size=tiny reaches 31.4 in half an hour on
 two cores. See docs/results.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
-size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+size=paper|matched|tiny|laptop|published,
+protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 """
 
@@ -63,6 +64,7 @@ def get_config(arg=None):
       "batch_size": 32,
       "eval_steps": 1_000,
     },
+    laptop={"total_steps": 7_500, "eval_steps": 750},
   )
   if args.protocol == "lra" and args.model == "sinkhorn" and not args.tiny:
     config.optimizer.weight_decay = 0.7  # As in LRA's config of this model.

@@ -11,13 +11,14 @@ every model in the papers' tables. size=tiny reaches 64.3 on two cores in ten
 minutes. See docs/results.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
-size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
+size=paper|matched|tiny|laptop|published,
+protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
 Except under the first protocol, the test split selects the checkpoint, as it
 did for the published numbers.
 """
 
-from jaxformers.recipes import lra
+from jaxformers.recipes import lra, shared
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
@@ -46,7 +47,8 @@ def get_config(arg=None):
     task={
       "name": "text",
       "archive": "",
-      "max_len": 2_000 if args.tiny else 0,  # 0: the protocol's length.
+      # 0: the protocol's length.
+      "max_len": 2_000 if args.size == "tiny" else 0,
     },
     pools=POOLS,
     length=4_096,
@@ -56,10 +58,18 @@ def get_config(arg=None):
     batch_size=32,
     eval_batch_size=40,
     eval_examples=6_400,
-    buckets=4,
+    buckets=8 if args.size == "laptop" else 4,
     learning_rate=1e-4,
     warmup_steps=80,
     tiny={"learning_rate": 5e-3, "total_steps": 3_000},
+    laptop={
+      "total_steps": 13_500,
+      "short_steps": 6_000,
+      "short_length": 1_000,
+      "batch_size": 16,
+      "eval_steps": 1_500,
+      "optimizer": {**shared.VASWANI_ADAM, "weight_decay": 0.05},
+    },
   )
   if args.tiny and find_traits(args.model).is_bounded:
     # The means of long texts differ little: scale them by their deviation.

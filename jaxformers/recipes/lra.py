@@ -134,8 +134,8 @@ def make_config(
     learning_rate: peak learning rate at size=paper.
     warmup_steps: number of steps up to the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
-    laptop: fields at size=laptop, which has the models of size=tiny and a
-      longer training; None if the task has no such size.
+    laptop: fields that replace those of `tiny` at size=laptop, an hour of two
+      cores; None if the task has no such size.
     eval_examples: number of examples that choose the checkpoint in Skyformer's
       code, if it does not score all; for "skyformer" and "paper".
     pools: pooling, by protocol; "jaxformers" has TransJect's own pooling.
@@ -149,8 +149,8 @@ def make_config(
   if args.size == "laptop":
     if laptop is None:
       raise UserError(
-        f"size=laptop: {task['name']} has no such size, only lra/listops has. "
-        "Choose size=tiny."
+        f"size=laptop: {task['name']} has no such size; lra/listops, lra/text "
+        "and lra/image have. Choose size=tiny."
       )
     tiny = {**tiny, **laptop}
   # Find the sizes and the training of the protocol.
@@ -165,7 +165,7 @@ def make_config(
       args.model,
       pools=pools,
       protocol=protocol,
-      size="tiny" if args.tiny else args.size,
+      size=args.size,
       matched=matched_widths,
       inputs=inputs.get(protocol, inputs["jaxformers"]),
       length=length,
@@ -223,9 +223,10 @@ def model_fields(
       "jaxformers".
     protocol: key of `pools`.
     size: "paper"; "matched" for TransJect and recurrences with at most the
-      Transformer's parameters; "tiny" for TransJect with d = 32 and E = 2; or
-      for recurrences and the Transformer "published", see `recurrences` and
-      `pretraining`. Other models have only one size.
+      Transformer's parameters; "tiny" or "laptop" for TransJect with d = 32 and
+      E = 2, and small recurrences; or for recurrences and the Transformer
+      "published", see `recurrences` and `pretraining`. Other models have only
+      one size.
     matched: width of TransJect at size "matched", by protocol.
     inputs: sizes of the task, for recurrences at size "matched".
     length: number of tokens in an example of Skyformer's code, a power of two;
@@ -237,7 +238,7 @@ def model_fields(
   Returns:
     The fields `model` and `reference` for `base`.
   """
-  tiny = shared.is_tiny(size, SIZES)
+  tiny = size in ("tiny", "laptop")
   # Check the size, and find the pooling.
   if size == "published":
     _check_published(name)
@@ -247,11 +248,11 @@ def model_fields(
   head = {"pool_norm": "", "head_dim": width} | head
   # TransJect differs from the others in width, positions, dropout and pooling.
   common = {"num_layers": 2, **shared.COMMON, **head}
-  widths = {"paper": 512, "matched": matched[protocol], "tiny": 32}
+  widths = {"paper": 512, "matched": matched[protocol]}
   transject = shared.transject(
     common,
     2 if tiny else 4,
-    d_model=widths.get(size, 512),
+    d_model=32 if tiny else widths.get(size, 512),
     positions="sinusoid",
     dropout_rate=0.0,
     pool=pools["jaxformers"] if protocol == "paper" else pool,

@@ -387,18 +387,33 @@ PUBLISHED: Mapping[str, Mapping[str, Published]] = {
   "mega": _MEGA,
 }
 
-# Options of a mixer at size=tiny.
+# Options of a mixer at size=tiny and size=laptop.
 TINY: Mapping[str, Mapping[str, Any]] = {
   "lru": {"state_size": 32},
   "linoss": {"state_size": 32},
   "damped_linoss": {"state_size": 32},
   "mega": {"attention_chunk": 128},
 }
-# Eigenvalues of the LRU at size=tiny, chosen on validation splits. Eigenvalues
+# Eigenvalues of the LRU at these sizes, chosen on validation splits. Eigenvalues
 # near 1 count the brackets of ListOps, and fast ones find words of a text.
 TINY_RINGS: Mapping[str, Mapping[str, float]] = {
   "listops": {"r_min": 0.9, "r_max": 0.999, "max_phase": math.pi / 10},
   "text": {"r_min": 0.5, "r_max": 0.95},
+}
+
+
+class Small(NamedTuple):
+  """Sizes for two cores: number of layers, width, dropout."""
+
+  num_layers: int = 2
+  d_model: int = WIDTH
+  dropout_rate: float = 0.0
+
+
+# Sizes at size=laptop that differ from size=tiny, by task.
+LAPTOP: Mapping[str, Small] = {
+  "text": Small(d_model=128, dropout_rate=0.15),
+  "image": Small(num_layers=4),
 }
 
 
@@ -410,13 +425,14 @@ def model_fields(
   At "paper" the model has the sizes of Skyformer's comparison, as all baselines
   have: two layers, d = 64 and 64 states. At "matched" it is as wide as the
   Transformer's parameters allow, see `matched_width`. At "tiny" it trains in
-  minutes. At "published" it has the sizes of its own paper, with BatchNorm.
+  minutes, and at "laptop" in an hour, see `LAPTOP`. At "published" it has the
+  sizes of its own paper, with BatchNorm.
 
   Args:
     name: name of a model with a recurrence.
-    size: "paper", "matched", "tiny" or "published".
+    size: "paper", "matched", "tiny", "laptop" or "published".
     task: name of the config's task.
-    width: number of channels of a token, at all sizes except "published".
+    width: number of channels of a token at "paper" and "matched".
     common: fields that all models have, such as pool and head.
 
   Raises:
@@ -436,11 +452,20 @@ def model_fields(
       sizes.block,
     )
   # Take the baseline's sizes, or small ones that learn in few steps.
-  if size != "tiny":
+  if size not in ("tiny", "laptop"):
     return _fields(name, common, width, 2, 0.1, {}, {})
+  small = LAPTOP.get(task, Small()) if size == "laptop" else Small()
   ring = TINY_RINGS.get(task, {}) if name == "lru" else {}
   mixer = {**TINY.get(name, {}), **ring}
-  return _fields(name, common, width, 2, 0.0, mixer, {})
+  return _fields(
+    name,
+    common,
+    small.d_model,
+    small.num_layers,
+    small.dropout_rate,
+    mixer,
+    {},
+  )
 
 
 def matched_width(

@@ -466,7 +466,9 @@ class _Loop:
 
     with self.progress.phase(name):
       scores = trainer.evaluate(trainer.state.scored, split, tick)
-    self.writers.write(step, _without_count("validation", scores))
+    self.update_times()
+    times = {"wall_seconds": loop_state.wall_seconds}
+    self.writers.write(step, _without_count("validation", scores) | times)
     if not math.isfinite(scores["loss"]):
       raise DivergedError(
         f"The {name} loss after step {step} is not finite; that step was not "

@@ -224,15 +224,38 @@ def test_lra_configs_refuse_wrong_arguments(arg, message):
   assert_all(check, zip(SIZES), least=6)
 
 
-def test_laptop_has_the_models_of_tiny_and_begins_with_short_examples():
+def test_listops_on_a_laptop_begins_with_short_expressions():
   tiny, laptop = (
     c.load(f"lra/listops:size={size},model=lru") for size in ("tiny", "laptop")
   )
   assert laptop.model == tiny.model
   assert laptop.task.num_short and not tiny.task.num_short
   assert 0 < laptop.short_steps < laptop.total_steps and not tiny.short_steps
-  with pytest.raises(ValueError, match="size=laptop.*text.*size=tiny"):
-    c.load("lra/text:size=laptop,model=lru")
+
+
+def test_laptops_train_longer_and_only_recurrences_are_larger():
+  def check(task, model, is_larger):
+    tiny, laptop = (
+      c.load(f"lra/{task}:size={size},model={model}")
+      for size in ("tiny", "laptop")
+    )
+    sizes = [(m.model.num_layers, m.model.d_model) for m in (tiny, laptop)]
+    assert (sizes[0] < sizes[1]) == is_larger, sizes
+    if not is_larger:
+      assert laptop.model == tiny.model
+    assert laptop.total_steps * laptop.batch_size > 96_000
+
+  models = {"lru": True, "mlstm": True, "transformer": False}
+  models |= {"transject": False, "isometric": False}
+  cases = itertools.product(("text", "image"), models.items())
+  assert_all(check, ((task, *model) for task, model in cases), least=10)
+  # The length of the texts is Long Range Arena's.
+  assert c.load("lra/text:size=laptop").task.max_len == 0
+
+
+def test_laptop_is_refused_for_other_tasks():
+  with pytest.raises(ValueError, match="size=laptop.*pathx.*size=tiny"):
+    c.load("lra/pathx:size=laptop,model=lru")
 
 
 def test_lra_configs_have_the_sizes_of_the_paper():

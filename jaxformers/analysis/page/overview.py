@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
@@ -35,23 +37,60 @@ def training(groups: Sequence[SeedGroup]) -> Figure:
     for key, value in record.items()
     if "/" in key and value is not None
   ]
-  # Title each quantity with its unit.
-  titles = {}
-  for key in (row[2] for row in rows):
-    split, _, metric = key.partition("/")
-    unit = ", nats" if metric == "loss" else ""
-    titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
   caption = (
     "Values on train are means over log_steps steps; values on other splits "
     "are means over the whole split. Bands are one deviation over seeds "
     f"({runs.describe_seeds(groups)}). At most six quantities are drawn."
   )
-  # Draw the losses first, and at most `MOST_PANELS` quantities.
-  drawn = sorted(titles, key=lambda k: (not k.endswith("loss"), k))
-  panels = {key: titles[key] for key in drawn[:MOST_PANELS]}
-  rows = [row for row in rows if row[2] in panels]
+  titles = _titles(rows)
+  rows = [row for row in rows if row[2] in titles]
   texts = Texts("training", "Training curves", caption)
-  return plots.curves(texts, rows, "step", panels, markers=False)
+  return plots.curves(texts, rows, "step", titles, markers=False)
+
+
+def _titles(rows: Sequence[tuple[Any, ...]]) -> dict[str, str]:
+  """Returns titles of at most `MOST_PANELS` quantities, the losses first."""
+  keys = sorted({row[2] for row in rows}, key=lambda k: (k[-4:] != "loss", k))
+  titles = {}
+  for key in keys[:MOST_PANELS]:
+    split, _, metric = key.partition("/")
+    unit = ", nats" if metric == "loss" else ""
+    titles[key] = f"{metric.replace('_', ' ')} on {split}{unit}"
+  return titles
+
+
+def over_minutes(groups: Sequence[SeedGroup]) -> Figure | None:
+  """Returns the figure of selection scores over minutes; None without times.
+
+  Minutes include the start of the run, compilation and evaluations.
+  """
+  rows = []
+  for group in groups:
+    scored = [
+      (run.seed, record)
+      for run in group.runs
+      for record in run.metrics
+      if "wall_seconds" in record
+    ]
+    # A step has the mean time of all seeds, so that a band has their scores.
+    times = collections.defaultdict(list)
+    for _, record in scored:
+      times[record["step"]].append(record["wall_seconds"] / 60)
+    rows += [
+      (group.label, seed, key, statistics.mean(times[record["step"]]), value)
+      for seed, record in scored
+      for key, value in record.items()
+      if "/" in key and value is not None
+    ]
+  if not rows:
+    return None
+  caption = (
+    "Means over the whole split that selects the checkpoint. Minutes since the "
+    "start, with compilation and evaluations. Bands are one deviation over "
+    f"seeds ({runs.describe_seeds(groups)})."
+  )
+  texts = Texts("over_minutes", "Score over minutes", caption)
+  return plots.curves(texts, rows, "minutes", _titles(rows))
 
 
 def by_length(groups: Sequence[SeedGroup]) -> Figure | None:

@@ -48,6 +48,7 @@ def build_page(
     page.speeds = overview.speeds(groups)
     page.papers = published.tables(ended)
     page.add("Training", overview.training(groups))
+    page.add("Training", overview.over_minutes(groups))
     page.add("Training", overview.by_length(groups))
     page.add("Training", overview.by_state(groups))
     page.add("Training", overview.matrix(groups))

@@ -74,6 +74,29 @@ def test_scores_over_the_state_have_a_line_for_each_encoder():
   assert overview.by_state(group_by_recipe(made[:1])) is None
 
 
+def test_scores_over_minutes_have_the_mean_time_of_the_seeds(tmp_path):
+  def one(seed, seconds, accuracy):
+    folder = tmp_path / f"{seed}"
+    folder.mkdir()
+    scores = {"validation/accuracy": accuracy, "wall_seconds": seconds}
+    lines = [{"train/loss": 1.0, "examples_per_second": 2.0}, scores]
+    text = "".join(workdirs.metrics_line(5, line) for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+    config = {"seed": seed, "task": {"name": "t"}, "model": {"name": "m"}}
+    return RunRecord(folder, config, {})
+
+  groups = group_by_recipe([one(0, 60.0, 0.5), one(1, 180.0, 0.75)])
+  rows = overview.over_minutes(groups).rows
+  assert [row[1:] for row in rows] == [
+    (0, "validation/accuracy", 2.0, 0.5),
+    (1, "validation/accuracy", 2.0, 0.75),
+  ]
+  # Runs of earlier versions have no times.
+  (tmp_path / "old").mkdir()
+  old = RunRecord(tmp_path / "old", {**groups[0].runs[0].config}, {})
+  assert overview.over_minutes(group_by_recipe([old])) is None
+
+
 @pytest.mark.slow
 def test_speeds_are_medians_of_logged_steps(tmp_path):
   runs = []
