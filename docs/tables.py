@@ -32,6 +32,7 @@ PAGES = (
   "docs/depth.md",
   "docs/devices.md",
   "docs/diagnostics.md",
+  "docs/laptop.md",
   "docs/orthogonal.md",
   "docs/performance.md",
   "docs/results.md",

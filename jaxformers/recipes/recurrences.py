@@ -394,8 +394,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
   "damped_linoss": {"state_size": 32},
   "mega": {"attention_chunk": 128},
 }
-# Eigenvalues of the LRU at these sizes, chosen on validation splits. Eigenvalues
-# near 1 count the brackets of ListOps, and fast ones find words of a text.
+# Eigenvalues of the LRU at these sizes, chosen on validation splits: near 1
+# they count the brackets of ListOps, and fast ones find words of a text.
 TINY_RINGS: Mapping[str, Mapping[str, float]] = {
   "listops": {"r_min": 0.9, "r_max": 0.999, "max_phase": math.pi / 10},
   "text": {"r_min": 0.5, "r_max": 0.95},
