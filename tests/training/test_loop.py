@@ -27,8 +27,7 @@ def curve(workdir):
   records, damaged = workdirs.read_metrics(workdir)
   assert not damaged
   return [
-    {k: v for k, v in record.items() if k not in TIMES}
-    for record in records
+    {k: v for k, v in record.items() if k not in TIMES} for record in records
   ]
 
 
