@@ -8,7 +8,8 @@ jaxformers train lra/text --workdir runs/text \
 The paper reports 64.9 for TransJect and 61.9 for the Transformer. A logistic
 regression on the byte histogram of the whole review reaches 66.4, more than
 every model in the papers' tables. size=tiny reaches 64.3 on two cores in ten
-minutes. See docs/results.md for more.
+minutes; size=laptop reaches 87.5 with model=lru on one core in 70 minutes. See
+docs/results.md and docs/laptop.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|laptop|published,
