@@ -99,7 +99,7 @@ def parse_arguments(arg: str | None) -> ConfigDict:
     objective="",
     seed=0,
   )
-  args.tiny = shared.is_tiny(args.size, SIZES) or args.size == "laptop"
+  args.tiny = choose("size", args.size, SIZES) in shared.SMALL_SIZES
   return args
 
 
@@ -134,7 +134,7 @@ def make_config(
     learning_rate: peak learning rate at size=paper.
     warmup_steps: number of steps up to the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
-    laptop: fields that replace those of `tiny` at size=laptop, an hour of two
+    laptop: fields that replace fields of `tiny` at size=laptop, an hour of two
       cores; None if the task has no such size.
     eval_examples: number of examples that choose the checkpoint in Skyformer's
       code, if it does not score all; for "skyformer" and "paper".
@@ -238,7 +238,7 @@ def model_fields(
   Returns:
     The fields `model` and `reference` for `base`.
   """
-  tiny = size in ("tiny", "laptop")
+  tiny = size in shared.SMALL_SIZES
   # Check the size, and find the pooling.
   if size == "published":
     _check_published(name)
@@ -248,11 +248,11 @@ def model_fields(
   head = {"pool_norm": "", "head_dim": width} | head
   # TransJect differs from the others in width, positions, dropout and pooling.
   common = {"num_layers": 2, **shared.COMMON, **head}
-  widths = {"paper": 512, "matched": matched[protocol]}
+  widths = {"matched": matched[protocol], "tiny": 32, "laptop": 32}
   transject = shared.transject(
     common,
     2 if tiny else 4,
-    d_model=32 if tiny else widths.get(size, 512),
+    d_model=widths.get(size, 512),
     positions="sinusoid",
     dropout_rate=0.0,
     pool=pools["jaxformers"] if protocol == "paper" else pool,

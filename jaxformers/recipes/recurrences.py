@@ -426,7 +426,7 @@ def model_fields(
   have: two layers, d = 64 and 64 states. At "matched" it is as wide as the
   Transformer's parameters allow, see `matched_width`. At "tiny" it trains in
   minutes, and at "laptop" in an hour, see `LAPTOP`. At "published" it has the
-  sizes of its own paper, with BatchNorm.
+  sizes of the model's paper, with BatchNorm.
 
   Args:
     name: name of a model with a recurrence.
@@ -452,7 +452,7 @@ def model_fields(
       sizes.block,
     )
   # Take the baseline's sizes, or small ones that learn in few steps.
-  if size not in ("tiny", "laptop"):
+  if size not in shared.SMALL_SIZES:
     return _fields(name, common, width, 2, 0.1, {}, {})
   small = LAPTOP.get(task, Small()) if size == "laptop" else Small()
   ring = TINY_RINGS.get(task, {}) if name == "lru" else {}

@@ -11,6 +11,8 @@ from jaxformers.foundations.registry import choose
 from jaxformers.recipes.traits import find_traits
 
 SIZES = ("paper", "tiny")
+# Sizes of Long Range Arena with small models, for minutes and for an hour.
+SMALL_SIZES = ("tiny", "laptop")
 # Adam of "Attention is all you need", without the schedule of that paper.
 VASWANI_ADAM = {
   "name": "adam",
@@ -22,13 +24,13 @@ VASWANI_ADAM = {
 }
 
 
-def is_tiny(size: str, sizes: tuple[str, ...] = SIZES) -> bool:
+def is_tiny(size: str) -> bool:
   """Returns True for size "tiny", which trains in minutes on two cores.
 
   Raises:
-    UserError: for a size that is not in `sizes`.
+    UserError: for a size that is not in `SIZES`.
   """
-  return choose("size", size, sizes) == "tiny"
+  return choose("size", size, SIZES) == "tiny"
 
 
 # Precision, memory and block of all models.

@@ -466,8 +466,7 @@ class _Loop:
 
     with self.progress.phase(name):
       scores = trainer.evaluate(trainer.state.scored, split, tick)
-    self.update_times()
-    times = {"wall_seconds": loop_state.wall_seconds}
+    times = {"wall_seconds": trainer.wall_seconds()}
     self.writers.write(step, _without_count("validation", scores) | times)
     if not math.isfinite(scores["loss"]):
       raise DivergedError(

@@ -239,6 +239,7 @@ def test_report_command_without_checkpoints_draws_training(
   runs = [str(workdir / name) for name in ("transject", "begun")]
   report_command.main([*runs, f"--out={tmp_path}", "--no_checkpoints"])
   printed, progress = capsys.readouterr()
+  assert "drawing training" in progress
   assert "drawing over_minutes: 100%" in progress
   assert "drawing" not in printed
   assert "| transject |" in printed
