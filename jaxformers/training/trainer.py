@@ -21,7 +21,6 @@ from jaxformers.data.engine.packing import Packing
 from jaxformers.data.engine.split import Split
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
-from jaxformers.models.blocks.invertible import layers_of
 from jaxformers.models.model import Model, has_statistics, packed_names
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import (
@@ -288,19 +287,23 @@ class Trainer:
   def _fastest_parts(self) -> int:
     """Returns the number of parts for which a step is fastest.
 
-    On one CPU, injective layers are fastest if their tokens fit the cache.
-    Other blocks gain nothing from parts, and accelerators become slower.
+    One CPU is fastest if the tokens of a part fit its cache. Accelerators, and
+    several CPU devices, gain nothing from parts.
     """
-    size = self.run.config.batch_size
-    is_injective = layers_of(self.model.stacks()["encoder"]) is not None
-    if not is_injective or self.layout.mesh.size > 1 or not on_one_cpu():
+    if self.layout.mesh.size > 1 or not on_one_cpu():
       return 1
-    if self.run.objective.sees_batch:
+    # Packed rows, BatchNorm and some losses depend on the parts.
+    run, config = self.run, self.model.config
+    sees_batch = run.objective.sees_batch or has_statistics(self.model)
+    if sees_batch or run.config.packing:
       return 1
-    # Choose the divisor of the batch with parts closest to `CACHED` entries.
-    config = self.model.config
-    entries = size * config.num_inputs * config.encoder_len * config.d_model
+    # A part has at least two rows, because scans compute rows in parallel.
+    size = run.config.batch_size
+    rows = size * config.num_inputs
     divisors = [k for k in range(1, size + 1) if size % k == 0]
+    divisors = [k for k in divisors if rows >= 2 * k] or [1]
+    # Choose the parts closest to `CACHED` entries.
+    entries = rows * config.encoder_len * config.d_model
     return min(divisors, key=lambda k: abs(math.log(k * CACHED / entries)))
 
   def batches(self, start: int) -> Generator[Any, None, None]:

@@ -74,7 +74,13 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
   monkeypatch.setattr(trainer, "CACHED", 2 * 60 * 16)
   assert parts("transject") == 4
   assert parts("transject", accumulate=2) == 2
-  assert parts("local") == 1  # Not injective.
+  assert parts("local") == 4
+  # Scans compute rows in parallel: a part keeps two.
+  monkeypatch.setattr(trainer, "CACHED", 60 * 16)
+  assert parts("lru") == 4
+  # Packed rows are made for one part, and BatchNorm sees the whole batch.
+  assert parts("lru", packing=True) == 1
+  assert parts("lru", **{"model.block.norm_type": "batch"}) == 1
   # A loss that sees the whole batch does not divide it.
   objective = dataclasses.replace(
     losses.LOSSES["classification"], sees_batch=True
