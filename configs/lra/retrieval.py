@@ -10,13 +10,14 @@ on a substitute of 8,000 pairs of reviews, TransJect reaches 56.0; a rule that
 compares byte histograms reaches 53.1. See docs/results.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
-size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-objective=masked|causal for pre-training on the inputs, seed=0.
+size=paper|matched|tiny|laptop|published,
+protocol=jaxformers|lra|skyformer|s4|paper, objective=masked|causal for
+pre-training on the inputs, seed=0.
 If an archive has another number of pairs than LRA's, set
 --config.task.num_train, num_validation and num_test.
 """
 
-from jaxformers.recipes import lra
+from jaxformers.recipes import lra, shared
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
@@ -54,7 +55,8 @@ def get_config(arg=None):
     task={
       "name": "retrieval",
       "archive": "",
-      "max_len": 1_000 if args.tiny else 0,  # 0: the protocol's length.
+      # 0: the protocol's length.
+      "max_len": 1_000 if args.size == "tiny" else 0,
       "num_train": 147_086,
       "num_validation": 18_090,
       "num_test": 17_437,
@@ -68,11 +70,23 @@ def get_config(arg=None):
     batch_size=16,
     eval_batch_size=20,
     eval_examples=4_800,
-    buckets=4,
+    buckets=8 if args.size == "laptop" else 4,
     learning_rate=2e-4,
     warmup_steps=800,
     tiny={"learning_rate": 5e-3, "total_steps": 2_000, "batch_size": 32},
+    laptop={
+      "total_steps": 2_500,
+      "eval_steps": 250,
+      "optimizer": {**shared.VASWANI_ADAM, "weight_decay": 0.05},
+    },
   )
+  if (
+    args.size == "laptop"
+    and args.protocol == "jaxformers"
+    and find_traits(args.model).recurrence
+  ):
+    # A maximum keeps the rare words that two papers share.
+    config.model.pool = "max"
   if args.tiny and find_traits(args.model).is_transject:
     # Make the model wide enough to distinguish bytes.
     config.model.update(d_model=64, num_layers=1)

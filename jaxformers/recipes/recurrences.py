@@ -399,6 +399,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 TINY_RINGS: Mapping[str, Mapping[str, float]] = {
   "listops": {"r_min": 0.9, "r_max": 0.999, "max_phase": math.pi / 10},
   "text": {"r_min": 0.5, "r_max": 0.95},
+  "retrieval": {"r_min": 0.3, "r_max": 0.9},
 }
 
 
@@ -414,6 +415,7 @@ class Small(NamedTuple):
 LAPTOP: Mapping[str, Small] = {
   "text": Small(d_model=128, dropout_rate=0.15),
   "image": Small(num_layers=4),
+  "retrieval": Small(num_layers=1, d_model=128, dropout_rate=0.1),
 }
 
 

@@ -233,24 +233,25 @@ def test_listops_on_a_laptop_begins_with_short_expressions():
   assert 0 < laptop.short_steps < laptop.total_steps and not tiny.short_steps
 
 
-def test_laptops_train_longer_and_only_recurrences_are_larger():
-  def check(task, model, is_larger):
+def test_laptops_train_long_and_only_recurrences_have_other_sizes():
+  def check(task, model, is_other):
     tiny, laptop = (
       c.load(f"lra/{task}:size={size},model={model}")
       for size in ("tiny", "laptop")
     )
     sizes = [(m.model.num_layers, m.model.d_model) for m in (tiny, laptop)]
-    assert (sizes[0] < sizes[1]) == is_larger, sizes
-    if not is_larger:
+    assert (sizes[0] != sizes[1]) == is_other, sizes
+    if not is_other:
       assert laptop.model == tiny.model
-    assert laptop.total_steps * laptop.batch_size > 96_000
+    assert laptop.total_steps * laptop.batch_size >= 80_000
 
   models = {"lru": True, "mlstm": True, "transformer": False}
   models |= {"transject": False, "isometric": False}
-  cases = itertools.product(("text", "image"), models.items())
-  assert_all(check, ((task, *model) for task, model in cases), least=10)
+  cases = itertools.product(("text", "image", "retrieval"), models.items())
+  assert_all(check, ((task, *model) for task, model in cases), least=15)
   # The length of the texts is Long Range Arena's.
-  assert c.load("lra/text:size=laptop").task.max_len == 0
+  for task in ("text", "retrieval"):
+    assert c.load(f"lra/{task}:size=laptop").task.max_len == 0
 
 
 def test_laptop_is_refused_for_other_tasks():
