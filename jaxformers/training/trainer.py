@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import time
 from collections.abc import Generator
 from typing import Any
@@ -39,9 +40,9 @@ from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
 from jaxformers.training.steps import Margin, train_step
 
-# Entries of the tokens x [b, n, d] of a part, 2 MB in float32. Measured with
-# `benchmarks.ours.train` at widths of 64 to 512, lengths of 128 to 1,024 and 8
-# to 32 rows on two cores.
+# Entries of the tokens x [b, n, d] of a part, 2 MB in float32, for one or two
+# cores; more cores have more cache. Measured with `benchmarks.ours.train` at
+# widths of 64 to 512, lengths of 128 to 2,048 and 8 to 32 rows.
 CACHED = 2**19
 PLANNED = 32  # Steps among which `plan` looks for the one with most rows.
 # Objectives whose examples can be packed.
@@ -304,7 +305,8 @@ class Trainer:
     divisors = [k for k in divisors if rows >= 2 * k] or [1]
     # Choose the parts closest to `CACHED` entries.
     entries = rows * config.encoder_len * config.d_model
-    return min(divisors, key=lambda k: abs(math.log(k * CACHED / entries)))
+    wanted = entries / (CACHED * max((os.cpu_count() or 1) / 2, 1))
+    return min(divisors, key=lambda k: abs(math.log(k / wanted)))
 
   def batches(self, start: int) -> Generator[Any, None, None]:
     """Yields the batches of all steps from `start`, counted from 0.

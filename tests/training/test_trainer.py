@@ -70,6 +70,7 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
     config = smoke(model, **fields)
     return trainer_of(config, tmp_path / f"{model}{fields}").parts
 
+  monkeypatch.setattr("os.cpu_count", lambda: 2)
   # Two of eight rows of 60 tokens fit, with 16 channels each.
   monkeypatch.setattr(trainer, "CACHED", 2 * 60 * 16)
   assert parts("transject") == 4
@@ -78,6 +79,9 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
   # Scans compute rows in parallel: a part keeps two.
   monkeypatch.setattr(trainer, "CACHED", 60 * 16)
   assert parts("lru") == 4
+  with monkeypatch.context() as patch:  # Eight cores have four times the cache.
+    patch.setattr("os.cpu_count", lambda: 8)
+    assert parts("lru", seed=1) == 2
   # Packed rows are made for one part, and BatchNorm sees the whole batch.
   assert parts("lru", packing=True) == 1
   assert parts("lru", **{"model.block.norm_type": "batch"}) == 1
