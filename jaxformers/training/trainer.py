@@ -304,7 +304,9 @@ class Trainer:
     divisors = [k for k in range(1, size + 1) if size % k == 0]
     divisors = [k for k in divisors if rows >= 2 * k] or [1]
     # Choose the parts closest to `CACHED` entries.
-    entries = rows * config.encoder_len * config.d_model
+    # Short batches, if there are any, have as many parts as long ones.
+    length = run.config.short_length or config.encoder_len
+    entries = rows * length * config.d_model
     wanted = entries / (CACHED * max((os.cpu_count() or 1) / 2, 1))
     return min(divisors, key=lambda k: abs(math.log(k / wanted)))
 

@@ -82,6 +82,9 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:  # Eight cores have four times the cache.
     patch.setattr("os.cpu_count", lambda: 8)
     assert parts("lru", seed=1) == 2
+  # Short batches have as many parts as long ones: they decide.
+  assert parts("lru", short_steps=2, short_length=30) == 4
+  assert parts("lru", short_steps=2, short_length=15) == 2
   # Packed rows are made for one part, and BatchNorm sees the whole batch.
   assert parts("lru", packing=True) == 1
   assert parts("lru", **{"model.block.norm_type": "batch"}) == 1
