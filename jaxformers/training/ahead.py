@@ -19,7 +19,6 @@ from jaxformers.data.engine.loader import Loader, pad_lengths
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call
 from jaxformers.models import make_variables
-from jaxformers.models.model import has_statistics
 from jaxformers.training import (
   compilers,
   executables,
@@ -30,10 +29,9 @@ from jaxformers.training import (
 )
 from jaxformers.training import state as states
 from jaxformers.training.layout import Layout, is_series, placed_shapes
-from jaxformers.training.losses import LOSSES
 from jaxformers.training.steps import eval_step
 from jaxformers.training.topologies import Chip
-from jaxformers.training.trainer import make_step, more_parts
+from jaxformers.training.trainer import make_step, more_parts, sees_batch
 
 # Objectives whose batches follow from the sizes of the task.
 _PER_TOKEN = ("language_model", "token_classification")
@@ -211,8 +209,6 @@ class Ahead:
     """
     c = self.config
     rows = c.batch_size // self.layout.parts
-    sees_batch = LOSSES[self.model.objective].sees_batch
-    is_whole = sees_batch or has_statistics(self.model)
     # Take more parts until the step fits, if the config leaves the choice.
     parts = more = c.accumulate or 1
     while more:
@@ -224,7 +220,7 @@ class Ahead:
         needs = f"{report.total:.2f} GiB"
       except MemoryError as error:
         needs = str(error)
-      is_chosen = c.accumulate or is_whole
+      is_chosen = c.accumulate or sees_batch(self.model)
       more = 0 if is_chosen else more_parts(rows, parts)
     raise UserError(
       f"A step needs {needs} in {parts} part(s) of its batch, and a device has "

@@ -36,6 +36,7 @@ from jaxformers.training import (
 from jaxformers.training.evaluate import make_evaluator
 from jaxformers.training.executables import batch_key
 from jaxformers.training.layout import SEQUENCE, Layout
+from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
 from jaxformers.training.steps import Margin, train_step
@@ -197,8 +198,7 @@ class Trainer:
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
       # BatchNorm and some losses would see only one part: the user must agree.
-      sees_batch = has_statistics(self.model) or self.run.objective.sees_batch
-      is_chosen = self.run.config.accumulate or sees_batch
+      is_chosen = self.run.config.accumulate or sees_batch(self.model)
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[batch_key(batch)] = program
@@ -295,16 +295,15 @@ class Trainer:
       return 1
     # Packed rows, BatchNorm and some losses depend on the parts.
     run, config = self.run, self.model.config
-    sees_batch = run.objective.sees_batch or has_statistics(self.model)
-    if sees_batch or run.config.packing:
+    if sees_batch(self.model) or run.config.packing:
       return 1
     # A part has at least two rows, because scans compute rows in parallel.
     size = run.config.batch_size
     rows = size * config.num_inputs
-    divisors = [k for k in range(1, size + 1) if size % k == 0]
-    divisors = [k for k in divisors if rows >= 2 * k] or [1]
-    # Choose the parts closest to `CACHED` entries.
-    # Short batches, if there are any, have as many parts as long ones.
+    most = max(rows // 2, 1)
+    divisors = [k for k in range(1, most + 1) if size % k == 0]
+    # Choose the parts closest to `CACHED` entries. All batches have the same
+    # number of parts, and many parts slow down the short ones.
     length = run.config.short_length or config.encoder_len
     entries = rows * length * config.d_model
     wanted = entries / (CACHED * max((os.cpu_count() or 1) / 2, 1))
@@ -362,6 +361,11 @@ def make_step(
     seed=config.seed,
     ema_decay=config.ema_decay,
   )
+
+
+def sees_batch(model: Model) -> bool:
+  """Returns True if examples see each other, in a BatchNorm or in the loss."""
+  return has_statistics(model) or LOSSES[model.objective].sees_batch
 
 
 def more_parts(rows: int, parts: int) -> int:
