@@ -1,0 +1,191 @@
+r"""Encoders on the tasks of Long Range Arena, in equal minutes of one CPU.
+
+taskset -c 0 python -m benchmarks.laptop --minutes 10 --archives PATH \
+    --workdir runs/laptop --out results/laptop.jsonl
+
+Each encoder is trained at size=laptop, with a schedule that fits the minutes:
+its steps are timed first. Text and Retrieval are cut at 1,000 bytes, and Image
+has the inputs of protocol=s4. The command appends a record for each pair of
+encoder and task; pairs that --out already has are skipped. The minutes of a
+record are those of its run, with start, compilation and evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.data import ARCHIVES, Row
+from benchmarks.programs import RECORDS, append, read, record
+from benchmarks.timing import ready, timed
+from jaxformers import config as configs
+from jaxformers.foundations import allocator, cli
+from jaxformers.foundations.registry import choose
+from jaxformers.training.run import open_run
+from jaxformers.training.trainer import Trainer
+
+MODELS = (
+  *("transformer", "linear_transformer", "transject", "isometric", "s5"),
+  *("lru", "mega", "gated_deltanet", "mamba2"),
+)
+# Arguments and overrides of each task. Whole reviews would take most of the
+# minutes of a run for their evaluation.
+CUT = {"task.max_len": 1_000, "short_steps": 0, "short_length": 0}
+TASKS: dict[str, tuple[str, Row]] = {
+  "listops": ("", {}),
+  "text": ("", CUT),
+  "image": (",protocol=s4", {}),
+  "retrieval": ("", {"task.max_len": 1_000}),
+}
+# Overrides of an encoder.
+OPTIONS: dict[str, Row] = {"transformer": {"model.positions": "rotary"}}
+SECONDS = 15  # Time of the steps that are timed, for each part of a schedule.
+MOST_READ = 64  # Batches that are read for it, at most.
+EVALUATIONS = 6  # Number of evaluations in a run.
+
+
+def arguments(task: str, model: str, archives: str) -> tuple[str, Row]:
+  """Returns the config of a run, and its overrides.
+
+  Args:
+    task: name in `TASKS`.
+    model: name of the model.
+    archives: folder of the archives in `benchmarks.data.ARCHIVES`.
+  """
+  protocol, fields = TASKS[task]
+  file, sizes = ARCHIVES.get(task, ("", {}))
+  overrides = {**fields, **OPTIONS.get(model, {})}
+  overrides |= {f"task.{name}": size for name, size in sizes.items()}
+  if file:
+    overrides["task.archive"] = str(Path(archives) / file)
+  return f"lra/{task}:size=laptop,model={model}{protocol}", overrides
+
+
+def flags(overrides: Row) -> list[str]:
+  """Returns overrides as arguments of a command."""
+  return [f"--config.{name}={value}" for name, value in overrides.items()]
+
+
+def seconds_per_step(run: Trainer, start: int) -> float:
+  """Returns the mean time of the steps from `start`, without compilation."""
+  seen: set[str] = set()
+  spent: list[float] = []
+  for number, batch in enumerate(run.batches(start)):
+    (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))
+    # The first step of each shape compiles its program.
+    shapes = str(jax.tree.map(jnp.shape, batch))
+    if shapes in seen:
+      spent.append(seconds)
+    seen.add(shapes)
+    if sum(spent) > SECONDS or (spent and number >= MOST_READ):
+      break
+  return sum(spent) / len(spent)
+
+
+def schedule(config: str, overrides: Row, minutes: float) -> Row:
+  """Returns the fields of the config's schedule for a number of minutes.
+
+  The share of short steps and of the warm-up stays. There are six evaluations.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    loaded = configs.load_with(config, flags(overrides))
+    run = Trainer(open_run(loaded, Path(folder)))
+    first = loaded.short_steps
+    share = first / loaded.total_steps
+    mean = (1 - share) * seconds_per_step(run, first)
+    if first:
+      mean += share * seconds_per_step(run, 0)
+  total = max(int(60 * minutes / mean), EVALUATIONS)
+  fields = {"total_steps": total, "short_steps": int(share * total)}
+  warmup = loaded.schedule.warmup_steps / loaded.total_steps
+  fields["schedule.warmup_steps"] = int(warmup * total)
+  fields["eval_steps"] = fields["checkpoint_steps"] = -(-total // EVALUATIONS)
+  return fields
+
+
+def train(
+  task: str, model: str, minutes: float, archives: str, workdir: Path
+) -> dict[str, Any]:
+  """Trains an encoder on a task; returns the record of its run."""
+  began = time.time()
+  config, overrides = arguments(task, model, archives)
+  # Continue a run that was stopped, with its own schedule.
+  folder = workdir / f"{task}_{model}"
+  plan = folder.with_suffix(".json")
+  if not plan.exists():
+    plan.parent.mkdir(parents=True, exist_ok=True)
+    plan.write_text(json.dumps(schedule(config, overrides, minutes)))
+  overrides |= json.loads(plan.read_text())
+  command = [sys.executable, "-m", "jaxformers.main", "--config", config]
+  command += ["--workdir", str(folder), *flags(overrides)]
+  subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+  results = json.loads((folder / "results.json").read_text())
+  # Archives are named without their folder.
+  shown = {
+    name: Path(value).name if name == "task.archive" else value
+    for name, value in overrides.items()
+  }
+  facts = results["hardware"]
+  cores = len(os.sched_getaffinity(0))
+  made = record(
+    f"encoders_{task}",
+    model,
+    {
+      "test accuracy": round(100 * results["accuracy"], 2),
+      "validation accuracy": round(100 * results["selection_score"], 2),
+      "parameters": results["parameters"],
+      "steps": overrides["total_steps"],
+      "best step": results["best_step"],
+    },
+    config=" ".join([config, *flags(shown)]),
+    protocol=results["protocol"],
+    hardware=f"{cores} of {facts['cores']} cores of an {facts['processor']} "
+    f"(shared), jax {results['versions']['jax']}",
+    began=began,
+    seeds=[results["seed"]],
+  )
+  commit, seconds = results["commit"][:7], results["wall_seconds"]
+  return made | {"commit": commit, "minutes": round(seconds / 60, 1)}
+
+
+@cli.command(
+  cli.argument("--minutes", default=10.0, help="minutes of a training"),
+  cli.option("models", ",".join(MODELS), "names: a,b"),
+  cli.option("tasks", ",".join(TASKS), "names: a,b"),
+  cli.option("archives", ".", "folder of the archives"),
+  cli.argument(
+    "--workdir", type=Path, required=True, help="folder of the runs"
+  ),
+  RECORDS,
+)
+def main(
+  minutes: float,
+  models: str,
+  tasks: str,
+  archives: str,
+  workdir: Path,
+  out: Path,
+) -> None:
+  """Trains each encoder on each task, and appends the records."""
+  allocator.keep_freed_memory()
+  for task in cli.names(tasks):
+    choose("task", task, TASKS)
+    for model in cli.names(models):
+      done = {(each["table"], each["model"]) for each in read(out)}
+      if (f"encoders_{task}", model) not in done:
+        made = train(task, model, minutes, archives, workdir)
+        append(out, [made])
+        print(task, model, made["values"], flush=True)
+
+
+if __name__ == "__main__":
+  main()
