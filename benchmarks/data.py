@@ -44,7 +44,7 @@ Rows = Iterable[Row]
 ROUNDS = 7
 NUM_READ = 300  # Batches that are read in a round.
 # File and options of each archive, by task.
-ARCHIVES = {
+ARCHIVES: dict[str, tuple[str, Row]] = {
   "text": ("aclImdb_v1.tar.gz", {}),
   "image": ("cifar10_jpeg.tar.xz", {}),
   "retrieval": (

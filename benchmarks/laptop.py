@@ -47,7 +47,9 @@ TASKS: dict[str, tuple[str, Row]] = {
   "retrieval": ("", {"task.max_len": 1_000}),
 }
 # Overrides of an encoder.
-OPTIONS: dict[str, Row] = {"transformer": {"model.positions": "rotary"}}
+OPTIONS: dict[str, Row] = {
+  "transformer": {"model.positions": "none", "model.mixer.rotary": True}
+}
 SECONDS = 15  # Time of the steps that are timed, for each part of a schedule.
 MOST_READ = 64  # Batches that are read for it, at most.
 EVALUATIONS = 6  # Number of evaluations in a run.
