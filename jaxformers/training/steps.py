@@ -8,6 +8,7 @@ devices; under jit over a mesh, the compiler adds these sums.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -179,6 +180,18 @@ def _sum_parts(
   return jax.lax.scan(add, zeros, (parts, keys))[0]
 
 
+def nearest_parts(rows: int, wanted: float, most: int) -> int:
+  """Returns the number of equal parts of a batch with the least ratio to one.
+
+  Args:
+    rows: number of examples of the batch.
+    wanted: number of parts that would be best.
+    most: greatest number of parts.
+  """
+  divisors = (k for k in range(1, most + 1) if rows % k == 0)
+  return min(divisors, key=lambda k: abs(math.log(k / wanted)))
+
+
 def train_step(
   state: TrainState,
   batch: Batch,
@@ -187,6 +200,7 @@ def train_step(
   tx: optax.GradientTransformation,
   seed: int,
   accumulate: int = 1,
+  longest: int = 0,
   smoothing: float = 0.0,
   margin: Margin = NO_MARGIN,
   sizes: tuple[int, int] = (0, 0),
@@ -204,6 +218,8 @@ def train_step(
     tx: optimiser.
     seed: seed of the run.
     accumulate: number of parts that the batch is split into; must divide b.
+    longest: length of the batches that have `accumulate` parts; shorter ones
+      have fewer, with about as many tokens each. 0: all have `accumulate`.
     smoothing: share of the target that is spread over all classes.
     margin: options of certified training.
     sizes: greatest number of examples of a packed row, and of tokens of an
@@ -235,6 +251,10 @@ def train_step(
   )
   # Sum the gradients over all parts of the batch.
   part = functools.partial(jax.grad(loss, has_aux=True), variables)
+  if longest:
+    length = max(batch[x].shape[1] for x in LOSSES[model.objective].inputs)
+    wanted = accumulate * length / longest
+    accumulate = nearest_parts(len(batch["weights"]), wanted, accumulate)
   grads, sums = _sum_parts(part, batch, key, accumulate)
   grads = pull(grads)[0]
   # Sum over the devices of pmap.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 import time
 from collections.abc import Generator
@@ -39,7 +38,7 @@ from jaxformers.training.layout import SEQUENCE, Layout
 from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
-from jaxformers.training.steps import Margin, train_step
+from jaxformers.training.steps import Margin, nearest_parts, train_step
 
 # Entries of the tokens x [b, n, d] of a part, 2 MB in float32, for one or two
 # cores; more cores have more cache. Measured with `benchmarks.ours.train` at
@@ -58,7 +57,7 @@ class Trainer:
     task, model: task and model of the run.
     packing: rows that hold several examples; None for one example a row.
     layout: devices, and where arrays lie on them.
-    parts: number of parts that a step splits its batch into.
+    parts: number of parts that a step splits its longest batch into.
     state: `TrainState`, at step 0 until a checkpoint is restored.
     evaluate: `Evaluator` of parameters on a split.
     order: function from a step to the indices of its examples.
@@ -104,8 +103,13 @@ class Trainer:
     """Returns the training step with all of its static arguments."""
     run = self.run
     sizes = self.packing.sizes if self.packing else (0, 0)
+    # If the number of parts is free, shorter batches have fewer of them.
+    is_free = not (run.config.accumulate or self.packing)
+    is_free = is_free and self.layout.mesh.size == 1
+    lengths = run.padded_lengths
+    longest = lengths[-1] if is_free and len(lengths) > 1 else 0
     return make_step(
-      run.config, self.model, run.tx, self.layout, self.parts, sizes
+      run.config, self.model, run.tx, self.layout, self.parts, sizes, longest
     )
 
   def _pack(self, train: Split) -> Packing:
@@ -301,13 +305,10 @@ class Trainer:
     size = run.config.batch_size
     rows = size * config.num_inputs
     most = max(rows // 2, 1)
-    divisors = [k for k in range(1, most + 1) if size % k == 0]
-    # Choose the parts closest to `CACHED` entries. All batches have the same
-    # number of parts, and many parts slow down the short ones.
-    length = run.config.short_length or config.encoder_len
-    entries = rows * length * config.d_model
+    # Choose the parts closest to `CACHED` entries.
+    entries = rows * config.encoder_len * config.d_model
     wanted = entries / (CACHED * max((os.cpu_count() or 1) / 2, 1))
-    return min(divisors, key=lambda k: abs(math.log(k / wanted)))
+    return nearest_parts(size, wanted, most)
 
   def batches(self, start: int) -> Generator[Any, None, None]:
     """Yields the batches of all steps from `start`, counted from 0.
@@ -336,6 +337,7 @@ def make_step(
   layout: Layout,
   parts: int,
   sizes: tuple[int, int] = (0, 0),
+  longest: int = 0,
 ) -> functools.partial[Any]:
   """Returns the training step of a config with all of its static arguments.
 
@@ -346,6 +348,7 @@ def make_step(
     layout: devices, and the placement of arrays on them.
     parts: number of parts that the step splits its batch into.
     sizes: sizes of packed rows; see `train_step`.
+    longest: length of the batches with this number of parts; see `train_step`.
   """
   return functools.partial(
     train_step,
@@ -357,6 +360,7 @@ def make_step(
     ),
     placement=layout,
     accumulate=parts,
+    longest=longest,
     sizes=sizes,
     seed=config.seed,
     ema_decay=config.ema_decay,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import chex
 import jax
+import numpy as np
 import pytest
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.training import loop, losses, trainer
+from jaxformers.training import loop, losses, steps, trainer
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
@@ -82,9 +83,6 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:  # Eight cores have four times the cache.
     patch.setattr("os.cpu_count", lambda: 8)
     assert parts("lru", seed=1) == 2
-  # Short batches have as many parts as long ones: they decide.
-  assert parts("lru", short_steps=2, short_length=30) == 4
-  assert parts("lru", short_steps=2, short_length=15) == 2
   # Packed rows are made for one part, and BatchNorm sees the whole batch.
   assert parts("lru", packing=True) == 1
   assert parts("lru", **{"model.block.norm_type": "batch"}) == 1
@@ -97,6 +95,33 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
     assert parts("transject", seed=1) == 1
   monkeypatch.setattr(trainer, "CACHED", 2**19)
   assert parts("random_transject") == 1
+
+
+@pytest.mark.usefixtures("one_device")
+def test_shorter_batches_have_fewer_parts(smoke, tmp_path, monkeypatch):
+  counts = {}
+  sum_parts = steps._sum_parts
+
+  def count(part, batch, key, number):
+    counts[batch["inputs"].shape[1]] = number
+    return sum_parts(part, batch, key, number)
+
+  monkeypatch.setattr(steps, "_sum_parts", count)
+  monkeypatch.setattr("os.cpu_count", lambda: 2)
+  monkeypatch.setattr(trainer, "CACHED", 2 * 60 * 16)
+
+  def traced(folder, **fields):
+    run = trainer_of(smoke("lru", buckets=4, **fields), tmp_path / folder)
+    assert run.parts == 4
+    for length in (15, 30, 45, 60):
+      batch = run._loader.batch(run.order(0), (0, 0))
+      batch["inputs"] = np.resize(batch["inputs"], (8, length))
+      jax.eval_shape(run._step, run.state, batch)
+    return dict(counts)
+
+  assert traced("free") == {15: 1, 30: 2, 45: 4, 60: 4}
+  # The user's number of parts holds for all batches.
+  assert set(traced("fixed", accumulate=4).values()) == {4}
 
 
 def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
