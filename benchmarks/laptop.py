@@ -53,6 +53,7 @@ OPTIONS: dict[str, Row] = {
 SECONDS = 15  # Time of the steps that are timed, for each part of a schedule.
 MOST_READ = 64  # Batches that are read for it, at most.
 EVALUATIONS = 6  # Number of evaluations in a run.
+VALIDATED = 1_000  # Examples of an evaluation.
 
 
 def arguments(task: str, model: str, archives: str) -> tuple[str, Row]:
@@ -108,6 +109,7 @@ def schedule(config: str, overrides: Row, minutes: float) -> Row:
       mean += share * seconds_per_step(run, 0)
   total = max(int(60 * minutes / mean), EVALUATIONS)
   fields = {"total_steps": total, "short_steps": int(share * total)}
+  fields["eval_examples"] = VALIDATED
   warmup = loaded.schedule.warmup_steps / loaded.total_steps
   fields["schedule.warmup_steps"] = int(warmup * total)
   fields["eval_steps"] = fields["checkpoint_steps"] = -(-total // EVALUATIONS)
