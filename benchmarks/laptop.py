@@ -1,13 +1,15 @@
 r"""Encoders on the tasks of Long Range Arena, in equal minutes of one CPU.
 
 taskset -c 0 python -m benchmarks.laptop --minutes 10 --archives PATH \
-    --workdir runs/laptop --out results/laptop.jsonl
+    --workdir runs/laptop --out results/laptop.jsonl \
+    --picture docs/figures/laptop.png
 
 Each encoder is trained at size=laptop, with a schedule that fits the minutes:
 its steps are timed first. Text and Retrieval are cut at 1,000 bytes, and Image
 has the inputs of protocol=s4. The command appends a record for each pair of
 encoder and task; pairs that --out already has are skipped. The minutes of a
-record are those of its run, with start, compilation and evaluations.
+record are those of its run, with start, compilation and evaluations. The
+picture has the validation accuracy of the runs over their minutes.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from benchmarks.data import ARCHIVES, Row
 from benchmarks.programs import RECORDS, append, read, record
 from benchmarks.timing import ready, timed
 from jaxformers import config as configs
+from jaxformers.analysis.plotting import plots
+from jaxformers.analysis.plotting.figures import Figure, Texts
+from jaxformers.analysis.tables import papers, runs
 from jaxformers.foundations import allocator, cli
 from jaxformers.foundations.registry import choose
 from jaxformers.training.run import open_run
@@ -54,6 +59,10 @@ SECONDS = 15  # Time of the steps that are timed, for each part of a schedule.
 MOST_READ = 64  # Batches that are read for it, at most.
 EVALUATIONS = 6  # Number of evaluations in a run.
 VALIDATED = 1_000  # Examples of an evaluation.
+# Tables with published scores, and rows that are not named after the model.
+PAPERS = (papers.STATE_SPACES, papers.LRA, papers.TRANSJECT_2)
+ROWS = {"mega": "mega, chunks"}
+SCORE = "validation/accuracy"
 
 
 def arguments(task: str, model: str, archives: str) -> tuple[str, Row]:
@@ -116,6 +125,41 @@ def schedule(config: str, overrides: Row, minutes: float) -> Row:
   return fields
 
 
+def published(task: str, model: str) -> float | None:
+  """Returns the accuracy of a model's own paper, or of LRA; None without any.
+
+  Retrieval has none, because its pairs are not LRA's.
+  """
+  if task == "retrieval":
+    return None
+  for table in PAPERS:
+    for column, score in zip(
+      table.columns, table.scores.get(ROWS.get(model, model), ()), strict=False
+    ):
+      if column.task == task:
+        return score
+  return None
+
+
+def figure(workdir: Path) -> Figure:
+  """Returns the figure of validation accuracies over minutes, by task."""
+  rows = []
+  for run in runs.discover([workdir])[0]:
+    task, model = run.config["task"]["name"], run.config["model"]["name"]
+    rows += [
+      (model, run.seed, task, each["wall_seconds"] / 60, 100 * each[SCORE])
+      for each in run.metrics
+      if SCORE in each
+    ]
+  titles = {row[2]: f"{row[2]}, accuracy in percent" for row in rows}
+  caption = (
+    f"Accuracy on {VALIDATED:,} validation examples. Minutes of one CPU, with "
+    "start, compilation and evaluations."
+  )
+  texts = Texts("laptop", "Encoders in equal minutes", caption)
+  return plots.curves(texts, rows, "minutes", titles)
+
+
 def train(
   task: str, model: str, minutes: float, archives: str, workdir: Path
 ) -> dict[str, Any]:
@@ -146,6 +190,7 @@ def train(
     {
       "test accuracy": round(100 * results["accuracy"], 2),
       "validation accuracy": round(100 * results["selection_score"], 2),
+      "published": published(task, model),
       "parameters": results["parameters"],
       "steps": overrides["total_steps"],
       "best step": results["best_step"],
@@ -170,6 +215,7 @@ def train(
     "--workdir", type=Path, required=True, help="folder of the runs"
   ),
   RECORDS,
+  cli.argument("--picture", type=Path, help="PNG file for a figure of them"),
 )
 def main(
   minutes: float,
@@ -178,6 +224,7 @@ def main(
   archives: str,
   workdir: Path,
   out: Path,
+  picture: Path | None,
 ) -> None:
   """Trains each encoder on each task, and appends the records."""
   allocator.keep_freed_memory()
@@ -189,6 +236,8 @@ def main(
         made = train(task, model, minutes, archives, workdir)
         append(out, [made])
         print(task, model, made["values"], flush=True)
+  if picture:
+    picture.write_bytes(figure(workdir).picture("png"))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from benchmarks import (
   fidelity,
   gpu,
   injective,
+  laptop,
   memory,
   orthogonal,
   ours,
@@ -39,6 +40,7 @@ from benchmarks import (
   training,
 )
 from jaxformers.analysis.tables.runs import RunRecord
+from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
 from jaxformers.models.variables import make_variables
@@ -320,6 +322,66 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
   diagnostics.main(["runs", f"--out={out}", "--seeds=0"])
   changed = programs.read(out)[1]["values"]
   assert changed["Z2, 8 tokens"] == "25; 0; cannot"
+  assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+  ("task", "model", "score"),
+  [
+    ("listops", "s5", 62.15),
+    ("listops", "mega", 58.76),
+    ("image", "transformer", 42.44),
+    ("text", "transject", 64.9),
+    ("retrieval", "s5", None),
+    ("text", "mamba2", None),
+  ],
+)
+def test_laptop_names_published_scores(task, model, score):
+  assert laptop.published(task, model) == score
+
+
+@pytest.mark.usefixtures("one_device")
+def test_laptop_trains_for_its_minutes_once(monkeypatch, tmp_path, smoke):
+  def small(task, model, archives):
+    config = smoke(model, seed=3, short_steps=8, short_length=30)
+    monkeypatch.setattr(laptop.configs, "load_with", lambda *_: config)
+    return "lra/listops", {"task.archive": f"{archives}/a.tar"}
+
+  ran = []
+
+  def run(command, **_):
+    folder = Path(command[command.index("--workdir") + 1])
+    folder.mkdir()
+    results = made.make(smoke("lru", seed=3).to_dict())
+    results |= {"selection_score": 0.25, "best_step": 7, "wall_seconds": 90.0}
+    results |= {"commit": "0123456789", "hardware": {"cores": 2}}
+    results["hardware"]["processor"] = "CPU"
+    results["versions"] = {"jax": "1"}
+    workdirs.write(folder, "results.json", results)
+    scores = {laptop.SCORE: 0.25, "wall_seconds": 60.0}
+    (folder / "metrics.jsonl").write_text(workdirs.metrics_line(7, scores))
+    ran.append(command)
+
+  monkeypatch.setattr(laptop, "arguments", small)
+  monkeypatch.setattr(laptop, "seconds_per_step", lambda run, start: 1 + start)
+  fake = types.SimpleNamespace(run=run, DEVNULL=-3)
+  monkeypatch.setattr(laptop, "subprocess", fake)
+  out, picture = tmp_path / "records.jsonl", tmp_path / "picture.png"
+  options = ["--tasks=listops", "--models=lru", f"--workdir={tmp_path}/runs"]
+  options += ["--archives=/folder", f"--out={out}", f"--picture={picture}"]
+  for _ in range(2):  # The second call finds the record of the first one.
+    laptop.main([*options, "--minutes=1"])
+  (command,) = ran
+  # Of ten steps, eight are short. A step takes 1 s, and after them 9 s.
+  assert "--config.total_steps=23" in command
+  assert "--config.short_steps=18" in command
+  (record,) = programs.read(out)
+  assert record["values"]["published"] == 60.2
+  assert (record["minutes"], record["seeds"]) == (1.5, [3])
+  # The folder of the archives is not a fact of the result.
+  assert "--config.task.archive=a.tar" in record["config"]
+  (row,) = laptop.figure(tmp_path / "runs").rows
+  assert row == ("lru", 3, "listops", 1.0, 25.0)
   assert picture.read_bytes().startswith(b"\x89PNG")
 
 
