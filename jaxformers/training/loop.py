@@ -473,10 +473,11 @@ class _Loop:
         f"The {name} loss after step {step} is not finite; that step was not "
         f"saved. Complete checkpoints: {self.checkpoints.steps() or 'none'}."
       )
-    # Compare with the best score so far, for patience.
+    # Compare with the best score so far, for patience. Short examples may not
+    # improve the score, so that their steps do not count.
     score = trainer.run.selection_score(scores)
     note = ""
-    loop_state.worse += 1
+    loop_state.worse += step > self.config.short_steps
     if not loop_state.best or score > loop_state.best["score"]:
       loop_state.best, loop_state.worse = {"step": step, "score": score}, 0
       note = " (best so far)"

@@ -341,6 +341,19 @@ def test_run_ends_by_patience(smoke, tmp_path):
     loop.run(config, tmp_path)
 
 
+@pytest.mark.slow
+def test_patience_begins_after_short_examples(smoke, tmp_path):
+  fields = {"schedule.learning_rate": 1e-9, "short_length": 30}
+  config = smoke(
+    total_steps=40, eval_steps=2, patience=2, short_steps=6, **fields
+  )
+  loop.run(config, tmp_path)
+  evaluated = [
+    line["step"] for line in curve(tmp_path) if "validation/loss" in line
+  ]
+  assert evaluated == [2, 4, 6, 8, 10]
+
+
 def test_run_selects_by_loss(smoke, tmp_path):
   results = loop.run(smoke(select="loss"), tmp_path)
   losses = {
