@@ -181,7 +181,7 @@ class Embedding(nn.Module):
 
   @property
   def has_channels(self) -> bool:
-    """True if half of the channels of a token are those of its position."""
+    """True if half of the channels of a token encode its position."""
     return self.concatenate and self.positions != "none"
 
   @nn.compact

@@ -747,7 +747,7 @@ def packed_names() -> list[str]:
 
 
 def _takes_numbers(variant: Variant, traits: Sequence[str]) -> bool:
-  """Returns True if a block and its mixer take numbers in place of the mask.
+  """Returns True if a block and its mixer take numbers instead of the mask.
 
   Args:
     variant: block and mixer.

@@ -51,7 +51,7 @@ def holds_run(workdir: Path) -> bool:
   """Returns True if a folder is the workdir of a run that has begun.
 
   A host that has lost a shared file system sees an empty folder instead. There
-  orbax would go on without noticing.
+  orbax would continue without noticing.
   """
   try:
     return (workdir / "config.json").exists()

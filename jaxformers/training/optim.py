@@ -470,7 +470,7 @@ def _accepts(function: Callable[..., Any], option: str = "") -> bool:
 def _split_options(
   optimizer: Choice,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Splits options into `SharedOptions` and those of the chosen optimiser."""
+  """Splits options into `SharedOptions` and options of the chosen optimiser."""
   shared = {k: v for k, v in optimizer.options.items() if k in SHARED_OPTIONS}
   specific = {k: v for k, v in optimizer.options.items() if k not in shared}
   return shared, specific

@@ -20,6 +20,7 @@ from jaxformers.models import Model
 from jaxformers.models.bounds import nearest_wrong
 from jaxformers.models.norm import STATISTICS, move_averages
 from jaxformers.models.variables import Placement, make_variables
+from jaxformers.training.layout import is_series
 from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
 
@@ -192,6 +193,13 @@ def nearest_parts(rows: int, wanted: float, most: int) -> int:
   return min(divisors, key=lambda k: abs(math.log(k / wanted)))
 
 
+def _fewer_parts(batch: Batch, most: int, longest: int) -> int:
+  """Returns the parts of a batch, if the longest batches have `most` parts."""
+  inputs = batch["inputs"]
+  length = inputs.shape[-2 if is_series(inputs) else -1]
+  return nearest_parts(len(inputs), most * length / longest, most)
+
+
 def train_step(
   state: TrainState,
   batch: Batch,
@@ -252,9 +260,7 @@ def train_step(
   # Sum the gradients over all parts of the batch.
   part = functools.partial(jax.grad(loss, has_aux=True), variables)
   if longest:
-    length = max(batch[x].shape[1] for x in LOSSES[model.objective].inputs)
-    wanted = accumulate * length / longest
-    accumulate = nearest_parts(len(batch["weights"]), wanted, accumulate)
+    accumulate = _fewer_parts(batch, accumulate, longest)
   grads, sums = _sum_parts(part, batch, key, accumulate)
   grads = pull(grads)[0]
   # Sum over the devices of pmap.

@@ -124,6 +124,16 @@ def test_shorter_batches_have_fewer_parts(smoke, tmp_path, monkeypatch):
   assert set(traced("fixed", accumulate=4).values()) == {4}
 
 
+@pytest.mark.parametrize(
+  ("shape", "dtype"),
+  [((8, 30), np.int32), ((8, 2, 30), np.int32), ((8, 30, 3), np.float32)],
+  ids=["tokens", "pairs", "series"],
+)
+def test_parts_follow_the_length_of_any_batch(shape, dtype):
+  batch = {"inputs": np.zeros(shape, dtype)}
+  assert steps._fewer_parts(batch, most=4, longest=60) == 2
+
+
 def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
   def begin_with(folder, start, model, task):
     assert (folder, model["name"], task.name) == (

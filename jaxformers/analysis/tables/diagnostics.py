@@ -295,10 +295,10 @@ def matrix(finished: Sequence[Result]) -> str:
 def _mad_setting(task: Mapping[str, Any]) -> int | None:
   """Returns the number of a run's setting of MAD; None for another setting."""
   first = mad.FIRST[task["problem"]]
-  given = {name: task[name] for name in first}
+  setting = {name: task[name] for name in first}
   settings = [first | changes for changes in mad.settings(task["problem"])]
-  is_known = task.get("protocol") == "paper" and given in settings
-  return settings.index(given) if is_known else None
+  is_known = task.get("protocol") == "paper" and setting in settings
+  return settings.index(setting) if is_known else None
 
 
 def _mad_row(config: Mapping[str, Any]) -> str:

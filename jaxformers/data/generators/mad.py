@@ -53,7 +53,7 @@ def recall(
     rng: generator.
     count: number of sequences.
     n: number of tokens with the last value, which the model does not read.
-    vocab_size: number V of tokens, with those of the noise.
+    vocab_size: number V of tokens, with the tokens of noise.
     noise_tokens: number of tokens that are only noise.
     noise: share of the pairs that are noise.
     every: True for the next token as the class of each token, as in training;
