@@ -13,7 +13,7 @@ from tqdm import tqdm
 from jaxformers.training import processes
 
 SILENCE = 30.0  # Seconds without a line after which a log file gets one.
-RECENT = 100  # Steps whose speed is shown: short examples make fast steps.
+RECENT = 100  # Ticks whose speed is shown: short examples make fast steps.
 
 
 def line(text: str) -> None:
@@ -37,14 +37,17 @@ class Clock:
 
   def __init__(self) -> None:
     self.seconds, self._since = 0.0, 0.0
-    self._ends = collections.deque([0.0], RECENT + 1)
+    # Seconds and steps at the last ticks.
+    self._ends = collections.deque([(0.0, 0)], RECENT + 1)
 
-  def tick(self) -> None:
-    """Counts a finished step. The first call only starts the clock."""
+  def tick(self, step: int) -> None:
+    """Counts the steps up to `step`. The first call only starts the clock."""
     now = time.perf_counter()
     if self._since:
       self.seconds += now - self._since
-      self._ends.append(self.seconds)
+    else:
+      self._ends.clear()
+    self._ends.append((self.seconds, step))
     self._since = now
 
   @contextlib.contextmanager
@@ -57,9 +60,9 @@ class Clock:
       self._since += time.perf_counter() - began
 
   def rate(self) -> float:
-    """Returns steps per second of the last `RECENT` steps; 0 before any."""
-    seconds = self._ends[-1] - self._ends[0]
-    return (len(self._ends) - 1) / seconds if seconds else 0.0
+    """Returns steps per second of the last `RECENT` ticks; 0 before any."""
+    (began, first), (ended, last) = self._ends[0], self._ends[-1]
+    return (last - first) / (ended - began) if ended > began else 0.0
 
   def eta(self, steps: int) -> str:
     """Returns the time that `steps` more steps will take, as text."""
@@ -104,8 +107,8 @@ class Progress:
     self._bar.close()
 
   def update(self, step: int, batch_size: int) -> None:
-    """Shows that a step is finished."""
-    self.clock.tick()
+    """Shows that all steps up to `step` are finished."""
+    self.clock.tick(step)
     # tqdm redraws the bar at most ten times per second.
     self._bar.n = step
     speed = self.speed(step, batch_size)

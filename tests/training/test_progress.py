@@ -14,14 +14,14 @@ def test_clock_leaves_out_compiling_and_pauses(monkeypatch):
   clock = progress.Clock()
   assert (clock.rate(), clock.eta(5)) == (0.0, "?")
   now[0] += 50  # Compiling.
-  clock.tick()
-  for _ in range(4):
+  clock.tick(7)
+  for step in range(8, 12):
     now[0] += 2
-    clock.tick()
+    clock.tick(step)
   with clock.paused():
     now[0] += 1_000  # Evaluating.
   now[0] += 2
-  clock.tick()
+  clock.tick(12)
   assert (clock.seconds, clock.rate()) == (10.0, 0.5)
   assert clock.eta(30) == "0:01:00"
 
@@ -31,10 +31,21 @@ def test_remaining_time_follows_the_last_steps(monkeypatch):
   monkeypatch.setattr(time, "perf_counter", lambda: now[0])
   clock = progress.Clock()
   # Short examples come first, and their steps take a tenth of the time.
-  for seconds in [0.0] + [0.1] * 500 + [1.0] * progress.RECENT:
+  times = [0.0] + [0.1] * 500 + [1.0] * progress.RECENT
+  for step, seconds in enumerate(times):
     now[0] += seconds
-    clock.tick()
+    clock.tick(step)
   assert clock.eta(60) == "0:01:00"
+
+
+def test_remaining_time_counts_all_examples_of_a_batch(monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+  with progress.Progress(1_000, 0, "test", unit="example") as shown:
+    for examples in (40, 80, 120):
+      now[0] += 2.0
+      shown.update(examples, batch_size=1)
+    assert shown.speed(120, batch_size=1) == "20 examples/s, ETA 0:00:44"
 
 
 def test_progress_prints_lines_without_a_terminal(capsys):
