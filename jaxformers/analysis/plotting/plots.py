@@ -159,13 +159,14 @@ def curves(
           points = figures.averaged(by_run[run], 3, 4)
           figures.draw_line(panel, points, number, run, markers=markers)
       panel.set(xlabel=x, ylabel=panels[key])
-      # Marked points have few places: put the ticks there.
       if "y" in log:
         panel.set_yscale("log")
       if "x" in log:
         panel.set_xscale("log", base=2)
-      elif markers:
-        places = sorted({row[3] for row in by_quantity[key]})
+        continue
+      places = sorted({row[3] for row in by_quantity[key]})
+      # Marked steps have few places: put the ticks there.
+      if markers and all(float(place).is_integer() for place in places):
         panel.set_xticks(figures.evenly_spaced(places, MOST_TICKS))
         if len(places) == 1:
           panel.set_xlim(places[0] - 1, places[0] + 1)

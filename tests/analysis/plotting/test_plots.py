@@ -139,6 +139,18 @@ def test_curves_of_one_seed_have_no_band():
   assert not drawn(p.curves(TEXTS, rows, "x", {"a": "A"})).axes[0].collections
 
 
+@pytest.mark.parametrize(
+  ("places", "ticks"), [((0, 5, 9), [0, 5, 9]), ((1.31, 1.47, 9.83), None)]
+)
+def test_curves_put_ticks_only_at_whole_places(places, ticks):
+  rows = [("one", 0, "a", x, 1.0) for x in places]
+  (axes,) = drawn(p.curves(TEXTS, rows, "minutes", {"a": "A"})).axes
+  if ticks:
+    assert axes.get_xticks().tolist() == ticks
+  else:  # Labels of places that are close to each other would overlap.
+    assert not {*axes.get_xticks()} & {*places}
+
+
 def test_curves_legend_names_lines_of_all_panels():
   rows = [("one", 0, "a", 0, 1.0), ("two", 0, "b", 0, 1.0)]
   canvas = drawn(p.curves(TEXTS, rows, "x", {"a": "A", "b": "B"}))
