@@ -35,6 +35,7 @@ from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import papers, runs
 from jaxformers.foundations import allocator, cli
 from jaxformers.foundations.registry import choose
+from jaxformers.models import MODELS as ALL_MODELS
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
@@ -184,6 +185,7 @@ def train(
   }
   facts = results["hardware"]
   cores = len(os.sched_getaffinity(0))
+  words = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores")
   made = record(
     f"encoders_{task}",
     model,
@@ -197,8 +199,8 @@ def train(
     },
     config=" ".join([config, *flags(shown)]),
     protocol=results["protocol"],
-    hardware=f"{cores} of {facts['cores']} cores of an {facts['processor']} "
-    f"(shared), jax {results['versions']['jax']}",
+    hardware=f"{words} of an {facts['processor']} (shared), "
+    f"jax {results['versions']['jax']}",
     began=began,
     seeds=[results["seed"]],
   )
@@ -228,9 +230,10 @@ def main(
 ) -> None:
   """Trains each encoder on each task, and appends the records."""
   allocator.keep_freed_memory()
-  for task in cli.names(tasks):
-    choose("task", task, TASKS)
-    for model in cli.names(models):
+  chosen = [choose("task", task, TASKS) for task in cli.names(tasks)]
+  encoders = [choose("model", name, ALL_MODELS) for name in cli.names(models)]
+  for task in chosen:
+    for model in encoders:
       done = {(each["table"], each["model"]) for each in read(out)}
       if (f"encoders_{task}", model) not in done:
         made = train(task, model, minutes, archives, workdir)

@@ -40,6 +40,7 @@ from benchmarks import (
   training,
 )
 from jaxformers.analysis.tables.runs import RunRecord
+from jaxformers.config import RunConfig
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
@@ -338,6 +339,21 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
 )
 def test_laptop_names_published_scores(task, model, score):
   assert laptop.published(task, model) == score
+
+
+@pytest.mark.parametrize("task", laptop.TASKS)
+@pytest.mark.parametrize("model", laptop.MODELS)
+def test_laptop_overrides_fields_that_the_configs_have(task, model):
+  config, overrides = laptop.arguments(task, model, "folder")
+  loaded = laptop.configs.load_with(config, laptop.flags(overrides))
+  RunConfig.from_dict(loaded)
+  fields = loaded.to_dict()
+  for name, value in overrides.items():
+    *path, last = name.split(".")
+    section = fields
+    for part in path:
+      section = section[part]
+    assert section[last] == value, name
 
 
 @pytest.mark.usefixtures("one_device")

@@ -181,23 +181,28 @@ def _sum_parts(
   return jax.lax.scan(add, zeros, (parts, keys))[0]
 
 
-def nearest_parts(rows: int, wanted: float, most: int) -> int:
-  """Returns the number of equal parts of a batch with the least ratio to one.
+def nearest_divisor(number: int, wanted: float, most: int) -> int:
+  """Returns the divisor of a number, up to `most`, nearest to `wanted`.
 
-  Args:
-    rows: number of examples of the batch.
-    wanted: number of parts that would be best.
-    most: greatest number of parts.
+  The distance is the ratio of the two.
   """
-  divisors = (k for k in range(1, most + 1) if rows % k == 0)
+  divisors = (k for k in range(1, most + 1) if number % k == 0)
   return min(divisors, key=lambda k: abs(math.log(k / wanted)))
 
 
-def _fewer_parts(batch: Batch, most: int, longest: int) -> int:
-  """Returns the parts of a batch, if the longest batches have `most` parts."""
+def count_parts(batch: Batch, most: int, longest: int) -> int:
+  """Returns the number of parts of a batch.
+
+  A part has about as many tokens as a part of the longest batch, maybe more.
+
+  Args:
+    batch: batch with as many rows as the longest one.
+    most: number of parts of the longest batch.
+    longest: length of the longest batch.
+  """
   inputs = batch["inputs"]
   length = inputs.shape[-2 if is_series(inputs) else -1]
-  return nearest_parts(len(inputs), most * length / longest, most)
+  return nearest_divisor(len(inputs), most * length / longest, most)
 
 
 def train_step(
@@ -227,7 +232,7 @@ def train_step(
     seed: seed of the run.
     accumulate: number of parts that the batch is split into; must divide b.
     longest: length of the batches that have `accumulate` parts; shorter ones
-      have fewer, with about as many tokens each. 0: all have `accumulate`.
+      have fewer, see `count_parts`. 0: all have `accumulate`.
     smoothing: share of the target that is spread over all classes.
     margin: options of certified training.
     sizes: greatest number of examples of a packed row, and of tokens of an
@@ -260,7 +265,7 @@ def train_step(
   # Sum the gradients over all parts of the batch.
   part = functools.partial(jax.grad(loss, has_aux=True), variables)
   if longest:
-    accumulate = _fewer_parts(batch, accumulate, longest)
+    accumulate = count_parts(batch, accumulate, longest)
   grads, sums = _sum_parts(part, batch, key, accumulate)
   grads = pull(grads)[0]
   # Sum over the devices of pmap.

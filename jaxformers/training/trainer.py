@@ -16,7 +16,7 @@ import optax
 
 from jaxformers.config import RunConfig
 from jaxformers.data.engine import packing
-from jaxformers.data.engine.loader import Loader, prefetch
+from jaxformers.data.engine.loader import Loader, fitting, prefetch
 from jaxformers.data.engine.packing import Packing
 from jaxformers.data.engine.split import Split
 from jaxformers.foundations import workdirs
@@ -38,7 +38,7 @@ from jaxformers.training.layout import SEQUENCE, Layout
 from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState
-from jaxformers.training.steps import Margin, nearest_parts, train_step
+from jaxformers.training.steps import Margin, nearest_divisor, train_step
 
 # Entries of the tokens x [b, n, d] of a part, 2 MB in float32, for one or two
 # cores; more cores have more cache. Measured with `benchmarks.ours.train` at
@@ -87,6 +87,7 @@ class Trainer:
     self.layout.check_lengths(image[:1] if image else lengths)
     # State and compiled steps.
     self.state = self._initial_state()
+    self._has_fastest = not c.accumulate  # Parts are chosen for speed.
     self.parts = c.accumulate or self._fastest_parts()
     train = run.task.splits["train"]
     self.packing = self._pack(train) if c.packing else None
@@ -103,14 +104,25 @@ class Trainer:
     """Returns the training step with all of its static arguments."""
     run = self.run
     sizes = self.packing.sizes if self.packing else (0, 0)
-    # If the number of parts is free, shorter batches have fewer of them.
-    is_free = not (run.config.accumulate or self.packing)
-    is_free = is_free and self.layout.mesh.size == 1
-    lengths = run.padded_lengths
-    longest = lengths[-1] if is_free and len(lengths) > 1 else 0
+    longest = self._step_longest()
     return make_step(
       run.config, self.model, run.tx, self.layout, self.parts, sizes, longest
     )
+
+  def _step_longest(self) -> int:
+    """Returns `longest` of the train step.
+
+    Parts for speed are fewer for shorter batches; parts for memory are not.
+    """
+    is_free = self._has_fastest and not self.packing
+    return self._longest_padded() if is_free else 0
+
+  def _longest_padded(self) -> int:
+    """Returns the greatest padded length; 0 if all batches have one length."""
+    lengths = self.run.padded_lengths
+    if len(lengths) == 1:
+      return 0
+    return fitting(int(self.task.splits["train"].lengths().max()), lengths)
 
   def _pack(self, train: Split) -> Packing:
     """Returns the packing of the training split.
@@ -197,7 +209,7 @@ class Trainer:
         and self.packing is None
         and (more := more_parts(rows, self.parts))
       ):
-        self.parts = more
+        self.parts, self._has_fastest = more, False
         self._programs.clear()
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
@@ -221,6 +233,7 @@ class Trainer:
       parts, programs = loaded
       if c.accumulate in (0, parts):
         self.parts, self._programs = parts, programs
+        self._has_fastest = False  # The file has equal parts for all lengths.
         self._step, _ = self._compile()  # For other shapes of batches.
         return
       loaded = f"its number of parts is {parts}"
@@ -306,9 +319,10 @@ class Trainer:
     rows = size * config.num_inputs
     most = max(rows // 2, 1)
     # Choose the parts closest to `CACHED` entries.
-    entries = rows * config.encoder_len * config.d_model
+    length = self._longest_padded() or config.encoder_len
+    entries = rows * length * config.d_model
     wanted = entries / (CACHED * max((os.cpu_count() or 1) / 2, 1))
-    return nearest_parts(size, wanted, most)
+    return nearest_divisor(size, wanted, most)
 
   def batches(self, start: int) -> Generator[Any, None, None]:
     """Yields the batches of all steps from `start`, counted from 0.

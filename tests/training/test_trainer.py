@@ -131,7 +131,24 @@ def test_shorter_batches_have_fewer_parts(smoke, tmp_path, monkeypatch):
 )
 def test_parts_follow_the_length_of_any_batch(shape, dtype):
   batch = {"inputs": np.zeros(shape, dtype)}
-  assert steps._fewer_parts(batch, most=4, longest=60) == 2
+  assert steps.count_parts(batch, most=4, longest=60) == 2
+
+
+@pytest.mark.usefixtures("one_device")
+def test_parts_for_memory_hold_for_shorter_batches(
+  smoke, tmp_path, monkeypatch
+):
+  """Fewer parts could need more memory than the planned step."""
+  monkeypatch.setattr("os.cpu_count", lambda: 2)
+  monkeypatch.setattr(trainer, "CACHED", 4 * 60 * 16)
+  run = trainer_of(smoke("lru", buckets=4), tmp_path)
+  longest = run._longest_padded()
+  assert (run.parts, run._step_longest()) == (2, longest)
+  monkeypatch.setattr(trainer.memory, "device_bytes", lambda _: 1 << 40)
+  planned = iter([1 << 41, 1 << 30])  # Two parts do not fit, and four do.
+  monkeypatch.setattr(run, "_planned", lambda batch: (next(planned), None))
+  run.plan()
+  assert (run.parts, run._step_longest()) == (4, 0)
 
 
 def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
