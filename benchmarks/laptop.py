@@ -8,8 +8,8 @@ Each encoder is trained at size=laptop, with a schedule that fits the minutes:
 its steps are timed first. Text and Retrieval are cut at 1,000 bytes, and Image
 has the inputs of protocol=s4. The command appends a record for each pair of
 encoder and task; pairs that --out already has are skipped. The minutes of a
-record are those of its run, with start, compilation and evaluations. The
-picture has the validation accuracy of the runs over their minutes.
+record include start, compilation and evaluations. The picture has the
+validation accuracy of the runs over their minutes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from benchmarks.data import ARCHIVES, Row
 from benchmarks.programs import RECORDS, append, read, record
 from benchmarks.timing import ready, timed
@@ -33,19 +30,20 @@ from jaxformers import config as configs
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import papers, runs
-from jaxformers.foundations import allocator, cli
+from jaxformers.foundations import allocator, cli, workdirs
 from jaxformers.foundations.registry import choose
-from jaxformers.models import MODELS as ALL_MODELS
+from jaxformers.models import MODELS
+from jaxformers.training.executables import Shapes, batch_key
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
-MODELS = (
+ENCODERS = (
   *("transformer", "linear_transformer", "transject", "isometric", "s5"),
   *("lru", "mega", "gated_deltanet", "mamba2"),
 )
-# Arguments and overrides of each task. Whole reviews would take most of the
-# minutes of a run for their evaluation.
+# The evaluation of whole reviews would take most of the minutes of a run.
 CUT = {"task.max_len": 1_000, "short_steps": 0, "short_length": 0}
+# Arguments and overrides of each task.
 TASKS: dict[str, tuple[str, Row]] = {
   "listops": ("", {}),
   "text": ("", CUT),
@@ -90,15 +88,14 @@ def flags(overrides: Row) -> list[str]:
 
 def seconds_per_step(run: Trainer, start: int) -> float:
   """Returns the mean time of the steps from `start`, without compilation."""
-  seen: set[str] = set()
+  seen: set[Shapes] = set()
   spent: list[float] = []
   for number, batch in enumerate(run.batches(start)):
     (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))
     # The first step of each shape compiles its program.
-    shapes = str(jax.tree.map(jnp.shape, batch))
-    if shapes in seen:
+    if batch_key(batch) in seen:
       spent.append(seconds)
-    seen.add(shapes)
+    seen.add(batch_key(batch))
     if sum(spent) > SECONDS or (spent and number >= MOST_READ):
       break
   return sum(spent) / len(spent)
@@ -107,7 +104,7 @@ def seconds_per_step(run: Trainer, start: int) -> float:
 def schedule(config: str, overrides: Row, minutes: float) -> Row:
   """Returns the fields of the config's schedule for a number of minutes.
 
-  The share of short steps and of the warm-up stays. There are six evaluations.
+  The shares of short steps and of the warm-up stay.
   """
   with tempfile.TemporaryDirectory() as folder:
     loaded = configs.load_with(config, flags(overrides))
@@ -161,6 +158,14 @@ def figure(workdir: Path) -> Figure:
   return plots.curves(texts, rows, "minutes", titles)
 
 
+def hardware(results: Row) -> str:
+  """Returns the cores of this process and the version of JAX, in words."""
+  cores = len(os.sched_getaffinity(0))
+  words = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores")
+  processor, version = results["hardware"]["processor"], results["versions"]
+  return f"{words} of an {processor} (shared), jax {version['jax']}"
+
+
 def train(
   task: str, model: str, minutes: float, archives: str, workdir: Path
 ) -> dict[str, Any]:
@@ -177,16 +182,13 @@ def train(
   command = [sys.executable, "-m", "jaxformers.main", "--config", config]
   command += ["--workdir", str(folder), *flags(overrides)]
   subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-  results = json.loads((folder / "results.json").read_text())
+  results = workdirs.read_results(folder)
   # Archives are named without their folder.
   shown = {
     name: Path(value).name if name == "task.archive" else value
     for name, value in overrides.items()
   }
-  facts = results["hardware"]
-  cores = len(os.sched_getaffinity(0))
-  words = {1: "one core", 2: "two cores"}.get(cores, f"{cores} cores")
-  made = record(
+  row = record(
     f"encoders_{task}",
     model,
     {
@@ -199,18 +201,17 @@ def train(
     },
     config=" ".join([config, *flags(shown)]),
     protocol=results["protocol"],
-    hardware=f"{words} of an {facts['processor']} (shared), "
-    f"jax {results['versions']['jax']}",
+    hardware=hardware(results),
     began=began,
     seeds=[results["seed"]],
   )
   commit, seconds = results["commit"][:7], results["wall_seconds"]
-  return made | {"commit": commit, "minutes": round(seconds / 60, 1)}
+  return row | {"commit": commit, "minutes": round(seconds / 60, 1)}
 
 
 @cli.command(
   cli.argument("--minutes", default=10.0, help="minutes of a training"),
-  cli.option("models", ",".join(MODELS), "names: a,b"),
+  cli.option("models", ",".join(ENCODERS), "names: a,b"),
   cli.option("tasks", ",".join(TASKS), "names: a,b"),
   cli.option("archives", ".", "folder of the archives"),
   cli.argument(
@@ -231,14 +232,14 @@ def main(
   """Trains each encoder on each task, and appends the records."""
   allocator.keep_freed_memory()
   chosen = [choose("task", task, TASKS) for task in cli.names(tasks)]
-  encoders = [choose("model", name, ALL_MODELS) for name in cli.names(models)]
+  encoders = [choose("model", name, MODELS) for name in cli.names(models)]
   for task in chosen:
     for model in encoders:
       done = {(each["table"], each["model"]) for each in read(out)}
       if (f"encoders_{task}", model) not in done:
-        made = train(task, model, minutes, archives, workdir)
-        append(out, [made])
-        print(task, model, made["values"], flush=True)
+        row = train(task, model, minutes, archives, workdir)
+        append(out, [row])
+        print(task, model, row["values"], flush=True)
   if picture:
     picture.write_bytes(figure(workdir).picture("png"))
 

@@ -342,7 +342,7 @@ def test_laptop_names_published_scores(task, model, score):
 
 
 @pytest.mark.parametrize("task", laptop.TASKS)
-@pytest.mark.parametrize("model", laptop.MODELS)
+@pytest.mark.parametrize("model", laptop.ENCODERS)
 def test_laptop_overrides_fields_that_the_configs_have(task, model):
   config, overrides = laptop.arguments(task, model, "folder")
   loaded = laptop.configs.load_with(config, laptop.flags(overrides))

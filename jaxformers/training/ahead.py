@@ -28,7 +28,7 @@ from jaxformers.training import (
   run,
 )
 from jaxformers.training import state as states
-from jaxformers.training.layout import Layout, is_series, placed_shapes
+from jaxformers.training.layout import Layout, placed_shapes, token_axis
 from jaxformers.training.steps import eval_step
 from jaxformers.training.topologies import Chip
 from jaxformers.training.trainer import make_step, more_parts, sees_batch
@@ -282,8 +282,7 @@ class Ahead:
     for length in shorter:
 
       def cut(x: Any, length: int = length) -> Any:
-        # Tokens are on the last axis, or before the channels of a series.
-        shape, axis = [*x.shape], -2 if is_series(x) else -1
+        shape, axis = [*x.shape], token_axis(x)
         if x.shape[1:] and shape[axis] == longest:
           shape[axis] = length
         return jax.ShapeDtypeStruct(tuple(shape), x.dtype)

@@ -78,9 +78,14 @@ def put(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
   return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
 
-def is_series(x: Any) -> bool:
-  """Returns True for time series [b, n, c]; pairs [b, 2, n] are integers."""
-  return x.ndim == 3 and jnp.issubdtype(x.dtype, jnp.floating)
+def token_axis(x: Any) -> int:
+  """Returns the axis of the tokens, or of the rows of an image.
+
+  It is 2 for pairs [b, 2, n], which are integers, and 1 for [b, n], for time
+  series [b, n, c] and for images [b, height, width, c].
+  """
+  is_pair = x.ndim == 3 and not jnp.issubdtype(x.dtype, jnp.floating)
+  return 2 if is_pair else 1
 
 
 def placed_shapes(tree: Any, shardings: Any) -> Any:
@@ -174,7 +179,7 @@ class Layout:
     def split(x: Any) -> NamedSharding:
       # Split rows over `data` and `fsdp`, and tokens over `sequence`.
       axes: list[Any] = [(DATA, FSDP), *[None] * (x.ndim - 1)]
-      place = 2 if x.ndim == 3 and not is_series(x) else 1
+      place = token_axis(x)
       if x.ndim > 1 and self._splits(x.shape[place], SEQUENCE):
         axes[place] = SEQUENCE
       return self.sharding(*axes)

@@ -20,7 +20,7 @@ from jaxformers.models import Model
 from jaxformers.models.bounds import nearest_wrong
 from jaxformers.models.norm import STATISTICS, move_averages
 from jaxformers.models.variables import Placement, make_variables
-from jaxformers.training.layout import is_series
+from jaxformers.training.layout import token_axis
 from jaxformers.training.losses import LOSSES, Batch, Sums, sown_losses
 from jaxformers.training.state import TrainState
 
@@ -201,7 +201,7 @@ def count_parts(batch: Batch, most: int, longest: int) -> int:
     longest: length of the longest batch.
   """
   inputs = batch["inputs"]
-  length = inputs.shape[-2 if is_series(inputs) else -1]
+  length = inputs.shape[token_axis(inputs)]
   return nearest_divisor(len(inputs), most * length / longest, most)
 
 

@@ -87,8 +87,11 @@ class Trainer:
     self.layout.check_lengths(image[:1] if image else lengths)
     # State and compiled steps.
     self.state = self._initial_state()
-    self._has_fastest = not c.accumulate  # Parts are chosen for speed.
-    self.parts = c.accumulate or self._fastest_parts()
+    # Parts for speed are fewer for shorter batches; parts for memory, and parts
+    # that the user sets, are not.
+    self.parts, self._longest_length = c.accumulate, 0
+    if not c.accumulate:
+      self.parts, self._longest_length = self._fastest_parts()
     train = run.task.splits["train"]
     self.packing = self._pack(train) if c.packing else None
     self._step, self._place = self._compile()
@@ -104,25 +107,15 @@ class Trainer:
     """Returns the training step with all of its static arguments."""
     run = self.run
     sizes = self.packing.sizes if self.packing else (0, 0)
-    longest = self._step_longest()
     return make_step(
-      run.config, self.model, run.tx, self.layout, self.parts, sizes, longest
+      run.config,
+      self.model,
+      run.tx,
+      self.layout,
+      self.parts,
+      sizes,
+      self._longest_length,
     )
-
-  def _step_longest(self) -> int:
-    """Returns `longest` of the train step.
-
-    Parts for speed are fewer for shorter batches; parts for memory are not.
-    """
-    is_free = self._has_fastest and not self.packing
-    return self._longest_padded() if is_free else 0
-
-  def _longest_padded(self) -> int:
-    """Returns the greatest padded length; 0 if all batches have one length."""
-    lengths = self.run.padded_lengths
-    if len(lengths) == 1:
-      return 0
-    return fitting(int(self.task.splits["train"].lengths().max()), lengths)
 
   def _pack(self, train: Split) -> Packing:
     """Returns the packing of the training split.
@@ -209,7 +202,7 @@ class Trainer:
         and self.packing is None
         and (more := more_parts(rows, self.parts))
       ):
-        self.parts, self._has_fastest = more, False
+        self.parts, self._longest_length = more, 0
         self._programs.clear()
         self._step, _ = self._compile()
         needed, program = self._planned(batch)
@@ -232,8 +225,8 @@ class Trainer:
     if not isinstance(loaded, str):
       parts, programs = loaded
       if c.accumulate in (0, parts):
-        self.parts, self._programs = parts, programs
-        self._has_fastest = False  # The file has equal parts for all lengths.
+        # The file has equal parts for all lengths.
+        self.parts, self._longest_length, self._programs = parts, 0, programs
         self._step, _ = self._compile()  # For other shapes of batches.
         return
       loaded = f"its number of parts is {parts}"
@@ -302,27 +295,31 @@ class Trainer:
       state = dataclasses.replace(state, params=params, average=average)
     return self.layout.place_state(state)
 
-  def _fastest_parts(self) -> int:
-    """Returns the number of parts for which a step is fastest.
+  def _fastest_parts(self) -> tuple[int, int]:
+    """Returns the number of parts for which the longest step is fastest.
+
+    And the length of this step, or 0 if all steps have the same parts.
 
     One CPU is fastest if the tokens of a part fit its cache. Accelerators, and
     several CPU devices, gain nothing from parts.
     """
     if self.layout.mesh.size > 1 or not on_one_cpu():
-      return 1
+      return 1, 0
     # Packed rows, BatchNorm and some losses depend on the parts.
     run, config = self.run, self.model.config
     if sees_batch(self.model) or run.config.packing:
-      return 1
+      return 1, 0
     # A part has at least two rows, because scans compute rows in parallel.
     size = run.config.batch_size
     rows = size * config.num_inputs
     most = max(rows // 2, 1)
     # Choose the parts closest to `CACHED` entries.
-    length = self._longest_padded() or config.encoder_len
-    entries = rows * length * config.d_model
+    longest, lengths = 0, run.padded_lengths
+    if len(lengths) > 1:
+      longest = fitting(int(self.task.splits["train"].lengths().max()), lengths)
+    entries = rows * (longest or config.encoder_len) * config.d_model
     wanted = entries / (CACHED * max((os.cpu_count() or 1) / 2, 1))
-    return nearest_divisor(size, wanted, most)
+    return nearest_divisor(size, wanted, most), longest
 
   def batches(self, start: int) -> Generator[Any, None, None]:
     """Yields the batches of all steps from `start`, counted from 0.

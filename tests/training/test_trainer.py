@@ -142,13 +142,14 @@ def test_parts_for_memory_hold_for_shorter_batches(
   monkeypatch.setattr("os.cpu_count", lambda: 2)
   monkeypatch.setattr(trainer, "CACHED", 4 * 60 * 16)
   run = trainer_of(smoke("lru", buckets=4), tmp_path)
-  longest = run._longest_padded()
-  assert (run.parts, run._step_longest()) == (2, longest)
+  longest = run.run.padded_lengths[-1]
+  assert (run.parts, run._longest_length) == (2, longest)
   monkeypatch.setattr(trainer.memory, "device_bytes", lambda _: 1 << 40)
   planned = iter([1 << 41, 1 << 30])  # Two parts do not fit, and four do.
   monkeypatch.setattr(run, "_planned", lambda batch: (next(planned), None))
   run.plan()
-  assert (run.parts, run._step_longest()) == (4, 0)
+  assert (run.parts, run._longest_length) == (4, 0)
+  assert run._make_step().keywords["longest"] == 0
 
 
 def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
