@@ -18,7 +18,8 @@ from jaxformers.foundations.registry import check_keywords
 
 CHUNK = 32  # Writes per chunk, with one decay for all channels of a key.
 FINE_CHUNK = 16  # Writes per chunk, with a decay for each channel.
-FEW_CHANNELS = 32  # With a decay for each, chunks are slower on a CPU.
+FINE_CHUNK_CPU = 8  # The same on a CPU, where smaller products are as fast.
+FEW_CHANNELS = 16  # With a decay for each, chunks are slower on a CPU.
 BLOCK = 16  # Rows of the blocks of a triangular system.
 HIGHEST = jax.lax.Precision.HIGHEST  # Float32 on TPUs, too.
 
@@ -101,8 +102,9 @@ def matrix_scan(
       triangular solve, and "loop" one token after another. Both give the same
       result up to rounding. "auto" is "loop" on a CPU with a decay for each
       of at most `FEW_CHANNELS` channels, and "chunked" otherwise.
-    chunk: number of writes per chunk; 0 for `CHUNK`, or `FINE_CHUNK` with a
-      decay for each channel. The last chunk may be shorter.
+    chunk: number of writes per chunk; 0 for `CHUNK`, or with a decay for each
+      channel for `FINE_CHUNK`, on a CPU `FINE_CHUNK_CPU`. The last chunk may be
+      shorter.
 
   Returns:
     The outputs [b, n, h, V] in the dtype of `v`, and the state after the last
@@ -141,9 +143,13 @@ def matrix_scan(
   )
   (b, n, h, size), writes = q.shape, k.shape[2]
   is_fine = log_decay is not None and log_decay.ndim == q.ndim
+  is_cpu = platforms.backend() == "cpu"
+  if not chunk:
+    chunk = CHUNK
+    if is_fine:
+      chunk = FINE_CHUNK_CPU if is_cpu else FINE_CHUNK
   if form == "auto":
     is_small = is_fine and size <= FEW_CHANNELS
-    is_cpu = platforms.backend() == "cpu"
     form = "loop" if is_small and is_cpu else "chunked"
   if log_decay is not None and not is_fine:
     log_decay = log_decay[..., None]
@@ -166,7 +172,7 @@ def matrix_scan(
   if reverse:
     tokens = _map(lambda x: jnp.flip(x, 1), tokens)
   # Scan over the chunks; the backward pass recomputes their states.
-  length = max((chunk or (FINE_CHUNK if is_fine else CHUNK)) // writes, 1)
+  length = max(chunk // writes, 1)
   chunks = _cut(min(length, n), *tokens)
   step = jax.checkpoint(FORMS[form])
   last, outputs = jax.lax.scan(step, initial.astype(wide), chunks)
@@ -357,10 +363,15 @@ def _decays(chunk: _Chunk) -> tuple[jax.Array, jax.Array, jax.Array]:
     out = one if is_last is None else is_last.astype(one.dtype)
     return into, is_earlier[..., None].astype(one.dtype), out
   # Sum the logs between j and i; differences of sums from the start would lose
-  # digits. Hide i < j before the exponential, or gradients would be NaN.
+  # digits. A product does it, because XLA's sums along an axis of a large array
+  # are slow. Hide i < j before the exponential, or gradients would be NaN.
   logs = chunk.log_decay
-  strictly = jnp.tril(jnp.ones((count, count), bool), -1)[None, None, ..., None]
-  between = jnp.cumsum(jnp.where(strictly, logs[:, :, :, None], 0), 2)
+  m, i, j = jnp.ogrid[:count, :count, :count]
+  is_between = ((j < m) & (m <= i)).astype(logs.dtype)
+  between = jnp.tensordot(
+    jnp.swapaxes(logs, 2, 3), is_between, 1, precision=HIGHEST
+  )
+  between = jnp.moveaxis(between, 2, -1)
   pairs = jnp.exp(jnp.where(is_earlier[..., None], between, -jnp.inf))
   into, out = jnp.exp(jnp.cumsum(logs, 2)), jnp.exp(between[:, :, -1])
   if is_first is not None and is_last is not None:

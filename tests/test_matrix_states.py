@@ -1,5 +1,6 @@
 """matrix_scan against loops over tokens and heads in NumPy."""
 
+import functools
 import itertools
 import types
 
@@ -278,21 +279,33 @@ def test_wrong_arguments_are_named(change, message):
     matrix_scan(**arguments | change)
 
 
+def trace(arguments, platform, **options):
+  """The program of matrix_scan for a platform, as text."""
+  with platforms.targeting(types.SimpleNamespace(platform=platform)):
+    return str(jax.make_jaxpr(lambda x: run(x, **options))(arguments))
+
+
 @pytest.mark.parametrize(
   ("decay", "size", "platform", "form"),
   [
-    ("channel", 32, "cpu", "loop"),
-    ("channel", 33, "cpu", "chunked"),
-    ("channel", 32, "tpu", "chunked"),
+    ("channel", 16, "cpu", "loop"),
+    ("channel", 17, "cpu", "chunked"),
+    ("channel", 16, "tpu", "chunked"),
     ("head", 32, "cpu", "chunked"),
   ],
 )
 def test_the_form_follows_device_and_sizes(decay, size, platform, form):
   arguments = draw(1, decay, erases=True, shape=(1, 3, 1, size, 2))
-
-  def program(**options):
-    with platforms.targeting(types.SimpleNamespace(platform=platform)):
-      return str(jax.make_jaxpr(lambda x: run(x, **options))(arguments))
-
+  program = functools.partial(trace, arguments, platform)
   other = "chunked" if form == "loop" else "loop"
   assert program() == program(form=form) != program(form=other)
+
+
+@pytest.mark.parametrize(
+  ("decay", "platform", "chunk"),
+  [("channel", "cpu", 8), ("channel", "tpu", 16), ("head", "cpu", 32)],
+)
+def test_the_chunk_follows_device_and_decay(decay, platform, chunk):
+  arguments = draw(1, decay, erases=True, shape=(1, 64, 1, 17, 2))
+  program = functools.partial(trace, arguments, platform)
+  assert program() == program(chunk=chunk) != program(chunk=2 * chunk)
