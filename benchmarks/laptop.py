@@ -31,6 +31,7 @@ from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import papers, runs
 from jaxformers.foundations import allocator, cli, workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.models import MODELS
 from jaxformers.training.executables import Shapes, batch_key
@@ -42,25 +43,25 @@ ENCODERS = (
   *("lru", "mega", "gated_deltanet", "mamba2"),
 )
 # The evaluation of whole reviews would take most of the minutes of a run.
-CUT = {"task.max_len": 1_000, "short_steps": 0, "short_length": 0}
+SHORT_REVIEWS = {"task.max_len": 1_000, "short_steps": 0, "short_length": 0}
 # Arguments and overrides of each task.
 TASKS: dict[str, tuple[str, Row]] = {
   "listops": ("", {}),
-  "text": ("", CUT),
+  "text": ("", SHORT_REVIEWS),
   "image": (",protocol=s4", {}),
   "retrieval": ("", {"task.max_len": 1_000}),
 }
 # Overrides of an encoder.
-OPTIONS: dict[str, Row] = {
+ENCODER_FIELDS: dict[str, Row] = {
   "transformer": {"model.positions": "none", "model.mixer.rotary": True}
 }
-SECONDS = 15  # Time of the steps that are timed, for each part of a schedule.
-MOST_READ = 64  # Batches that are read for it, at most.
+# Limits of the steps that are timed, for each part of a schedule.
+TIMED_SECONDS, MOST_TIMED = 15, 64
 EVALUATIONS = 6  # Number of evaluations in a run.
-VALIDATED = 1_000  # Examples of an evaluation.
+VALIDATION_EXAMPLES = 1_000  # Examples of an evaluation.
 # Tables with published scores, and rows that are not named after the model.
 PAPERS = (papers.STATE_SPACES, papers.LRA, papers.TRANSJECT_2)
-ROWS = {"mega": "mega, chunks"}
+PUBLISHED_NAMES = {"mega": "mega, chunks"}
 SCORE = "validation/accuracy"
 
 
@@ -74,7 +75,7 @@ def arguments(task: str, model: str, archives: str) -> tuple[str, Row]:
   """
   protocol, fields = TASKS[task]
   file, sizes = ARCHIVES.get(task, ("", {}))
-  overrides = {**fields, **OPTIONS.get(model, {})}
+  overrides = {**fields, **ENCODER_FIELDS.get(model, {})}
   overrides |= {f"task.{name}": size for name, size in sizes.items()}
   if file:
     overrides["task.archive"] = str(Path(archives) / file)
@@ -96,7 +97,7 @@ def seconds_per_step(run: Trainer, start: int) -> float:
     if batch_key(batch) in seen:
       spent.append(seconds)
     seen.add(batch_key(batch))
-    if sum(spent) > SECONDS or (spent and number >= MOST_READ):
+    if sum(spent) > TIMED_SECONDS or (spent and number >= MOST_TIMED):
       break
   return sum(spent) / len(spent)
 
@@ -116,11 +117,35 @@ def schedule(config: str, overrides: Row, minutes: float) -> Row:
       mean += share * seconds_per_step(run, 0)
   total = max(int(60 * minutes / mean), EVALUATIONS)
   fields = {"total_steps": total, "short_steps": int(share * total)}
-  fields["eval_examples"] = VALIDATED
+  fields["eval_examples"] = VALIDATION_EXAMPLES
   warmup = loaded.schedule.warmup_steps / loaded.total_steps
   fields["schedule.warmup_steps"] = int(warmup * total)
   fields["eval_steps"] = fields["checkpoint_steps"] = -(-total // EVALUATIONS)
   return fields
+
+
+def saved_schedule(
+  folder: Path, config: str, overrides: Row, minutes: float
+) -> Row:
+  """Returns the schedule of a run, and writes it beside its folder.
+
+  A run that was stopped continues with its own schedule.
+
+  Raises:
+    UserError: if the run began with another number of minutes.
+  """
+  file = folder.with_suffix(".json")
+  if not file.exists():
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fields = schedule(config, overrides, minutes)
+    file.write_text(json.dumps({"minutes": minutes, "fields": fields}))
+  saved = json.loads(file.read_text())
+  if saved["minutes"] != minutes:
+    raise UserError(
+      f"{folder} has a run of {saved['minutes']} minutes, and --minutes is "
+      f"{minutes}: choose the same number, or another --workdir."
+    )
+  return saved["fields"]
 
 
 def published(task: str, model: str) -> float | None:
@@ -132,7 +157,9 @@ def published(task: str, model: str) -> float | None:
     return None
   for table in PAPERS:
     for column, score in zip(
-      table.columns, table.scores.get(ROWS.get(model, model), ()), strict=False
+      table.columns,
+      table.scores.get(PUBLISHED_NAMES.get(model, model), ()),
+      strict=False,
     ):
       if column.task == task:
         return score
@@ -151,8 +178,8 @@ def figure(workdir: Path) -> Figure:
     ]
   titles = {row[2]: f"{row[2]}, accuracy in percent" for row in rows}
   caption = (
-    f"Accuracy on {VALIDATED:,} validation examples. Minutes of one CPU, with "
-    "start, compilation and evaluations."
+    f"Accuracy on {VALIDATION_EXAMPLES:,} validation examples. Minutes of one "
+    "CPU, with start, compilation and evaluations."
   )
   texts = Texts("laptop", "Encoders in equal minutes", caption)
   return plots.curves(texts, rows, "minutes", titles)
@@ -172,13 +199,8 @@ def train(
   """Trains an encoder on a task; returns the record of its run."""
   began = time.time()
   config, overrides = arguments(task, model, archives)
-  # Continue a run that was stopped, with its own schedule.
   folder = workdir / f"{task}_{model}"
-  plan = folder.with_suffix(".json")
-  if not plan.exists():
-    plan.parent.mkdir(parents=True, exist_ok=True)
-    plan.write_text(json.dumps(schedule(config, overrides, minutes)))
-  overrides |= json.loads(plan.read_text())
+  overrides |= saved_schedule(folder, config, overrides, minutes)
   command = [sys.executable, "-m", "jaxformers.main", "--config", config]
   command += ["--workdir", str(folder), *flags(overrides)]
   subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

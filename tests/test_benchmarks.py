@@ -401,6 +401,32 @@ def test_laptop_trains_for_its_minutes_once(monkeypatch, tmp_path, smoke):
   assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_laptop_continues_a_run_with_its_minutes_only(monkeypatch, tmp_path):
+  monkeypatch.setattr(laptop, "schedule", lambda *_: {"total_steps": 5})
+  folder = tmp_path / "runs" / "text_lru"
+  for _ in range(2):
+    assert laptop.saved_schedule(folder, "", {}, 1) == {"total_steps": 5}
+  with pytest.raises(UserError, match="has a run of 1 minutes, and --minutes"):
+    laptop.saved_schedule(folder, "", {}, 2)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_laptop_times_steps_without_their_compilation(
+  monkeypatch, tmp_path, smoke
+):
+  calls = []
+
+  def fake(call):
+    calls.append(call)
+    return call(), 100 if len(calls) == 1 else len(calls)
+
+  monkeypatch.setattr(laptop, "timed", fake)
+  monkeypatch.setattr(laptop, "MOST_TIMED", 3)
+  run = laptop.Trainer(laptop.open_run(smoke("lru"), tmp_path / "run"))
+  # One shape of batches: the first of four steps compiles.
+  assert laptop.seconds_per_step(run, 0) == (2 + 3 + 4) / 3
+
+
 def scaling_report(*collectives):
   numbers = dict.fromkeys(
     [field.name for field in dataclasses.fields(Report)], 1.0
