@@ -30,8 +30,9 @@ class _Chunk(NamedTuple):
   """Arrays of the c writes of a chunk, r of them for each token.
 
   Attributes:
-    q: queries of the tokens, [b, h, c / r, K].
-    k, v: keys and values of the writes, [b, h, c, K] and [b, h, c, V].
+    q: queries of the tokens, [b, h or 1, c / r, K].
+    k: keys of the writes, [b, h or 1, c, K].
+    v: values of the writes, [b, h, c, V].
     log_decay: log of the factors before each write, [b, h, c, K or 1]; 0 but
       for the first write of a token. None for no decay.
     beta: strengths of the writes, [b, h, c, 1]; None for no erasing.
@@ -85,8 +86,9 @@ def matrix_scan(
   Yang et al. 2023, https://arxiv.org/abs/2312.06635, a decay for each channel.
 
   Args:
-    q: queries, [b, n, h, K].
-    k: keys, [b, n, h, K], or [b, n, r, h, K] for r writes per token.
+    q: queries, [b, n, h, K]; or [b, n, 1, K], shared by all heads.
+    k: keys, [b, n, h, K], or [b, n, r, h, K] for r writes per token; or one
+      head of them, shared by all heads.
     v: values, [b, n, h, V] or [b, n, r, h, V].
     beta: strengths of the writes, [b, n, h] or [b, n, r, h]; None for a sum
       without erasing.
@@ -141,7 +143,7 @@ def matrix_scan(
     resets=resets,
     initial=initial,
   )
-  (b, n, h, size), writes = q.shape, k.shape[2]
+  (b, n, _, size), (writes, h) = q.shape, v.shape[2:4]
   is_fine = log_decay is not None and log_decay.ndim == q.ndim
   is_cpu = platforms.backend() == "cpu"
   if not chunk:
@@ -208,15 +210,16 @@ def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
     raise ValueError(f"chunk={chunk} is negative: give a number of writes.")
   actual = {name: x.shape for name, x in arrays.items() if x is not None}
   q, k, v = (actual[name] for name in "qkv")
-  if len(q) != 4 or len(k) != 5 or q[1] < 1:
+  if len(q) != 4 or len(k) != 5 or len(v) != 5 or q[1] < 1:
     raise ValueError(
-      f"q has the shape {q} and k {k}: give q as [b, n, h, K] with n > 0, and "
-      "k as [b, n, h, K] or [b, n, r, h, K]."
+      f"q has the shape {q}, k {k} and v {v}: give q as [b, n, h, K] with "
+      "n > 0, and k and v as [b, n, h, K] or [b, n, r, h, K]."
     )
-  # Shapes that each array may have.
-  (b, n, h, size), writes = q, k[2]
+  # Shapes that each array may have; q and k may have one head for all.
+  (b, n, _, size), writes, h = q, k[2], max(q[2], k[3], v[3])
   allowed: dict[str, list[tuple[int, ...]]] = {
-    "k": [(b, n, writes, h, size)],
+    "q": [(b, n, heads, size) for heads in (h, 1)],
+    "k": [(b, n, writes, heads, size) for heads in (h, 1)],
     "v": [(b, n, writes, h, *v[4:])],
     "beta": [(b, n, writes, h)],
     "log_decay": [
@@ -230,8 +233,8 @@ def _check(form: str, chunk: int, **arrays: jax.Array | None) -> None:
     if name in actual and actual[name] not in shapes:
       listed = " or ".join(map(str, dict.fromkeys(shapes)))
       raise ValueError(
-        f"{name} has the shape {actual[name]}, with q {q} and k {k}: give "
-        f"{listed}."
+        f"{name} has the shape {actual[name]}, with q {q}, k {k} and v "
+        f"{v}: give {listed}."
       )
 
 
@@ -325,17 +328,27 @@ def _run_chunk(state: jax.Array, chunk: _Chunk) -> tuple[jax.Array, jax.Array]:
   keys = _products(k, k, pairs)
   queries = _products(q, k, pairs[:, :, writes - 1 :: writes])
   # Keys and queries meet the state before the chunk through D_i.
-  k_into, q_into = k * into, q * into[:, :, writes - 1 :: writes]
   if chunk.beta is not None:
     # Solve for u.
-    v = chunk.beta * (v - _einsum("bhck,bhkv->bhcv", k_into, state))
+    v = chunk.beta * (v - _read(k, into, state))
     inverse = _invert(jnp.tril(chunk.beta * keys, -1))
     v = _einsum("bhij,bhjv->bhiv", inverse, v)
-  outputs = _einsum("bhtk,bhkv->bhtv", q_into, state)
+  outputs = _read(q, into[:, :, writes - 1 :: writes], state)
   outputs = outputs + _einsum("bhtc,bhcv->bhtv", queries, v)
   # The state decays by all factors, and gains what each write leaves.
   state = jnp.swapaxes(into[:, :, -1:], -1, -2) * state
-  return state + _einsum("bhck,bhcv->bhkv", k * out, v), outputs
+  if out.shape[-1] == 1:
+    v = out * v
+  else:
+    k = k * out
+  return state + _einsum("bhck,bhcv->bhkv", k, v), outputs
+
+
+def _read(x: jax.Array, into: jax.Array, state: jax.Array) -> jax.Array:
+  """Returns (D_i x_i)^T S for the factors D_i of `into`, [b, h, i, V]."""
+  if into.shape[-1] == 1:
+    return into * _einsum("bhik,bhkv->bhiv", x, state)
+  return _einsum("bhik,bhkv->bhiv", x * into, state)
 
 
 def _decays(chunk: _Chunk) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -263,6 +264,8 @@ def test_backward_pass_stores_states_of_chunks_alone():
     ({"form": "tree"}, r"Unknown form 'tree': choose auto, chunked, loop"),
     ({"q": np.ones((2, 3, 4))}, r"q has the shape \(2, 3, 4\).*give q as"),
     ({"v": np.ones((2, 3, 1, 4))}, r"v has the shape.*give \(2, 3, 1, 2, 4\)"),
+    ({"q": np.ones((2, 3, 3, 4))}, r"k has the shape.*\(2, 3, 1, 3, 4\) or"),
+    ({"k": np.ones((2, 3, 3, 4))}, r"q has the shape.*\(2, 3, 3, 4\) or"),
     ({"beta": np.ones((2, 3))}, r"beta has the shape.*give \(2, 3, 1, 2\)"),
     ({"log_decay": np.ones((2, 3, 2, 5))}, r"log_decay has the shape.*give"),
     ({"mask": np.ones((2, 4), bool)}, r"mask has the shape.*give \(2, 3\)"),
@@ -277,6 +280,18 @@ def test_wrong_arguments_are_named(change, message):
   arguments = {"q": np.ones(shape), "k": np.ones(shape), "v": np.ones(shape)}
   with pytest.raises((ValueError, TypeError), match=message):
     matrix_scan(**arguments | change)
+
+
+@pytest.mark.parametrize("form", ["chunked", "loop"])
+@pytest.mark.parametrize("decay", ["", "head", "channel"])
+@pytest.mark.parametrize("erases", [True, False])
+def test_one_head_of_queries_and_keys_serves_all_heads(decay, erases, form):
+  arguments = draw(2, decay, erases=erases)
+  shared = {"q": arguments["q"][:, :, :1], "k": arguments["k"][..., :1, :]}
+  copied = {name: np.repeat(x, H, -2) for name, x in shared.items()}
+  actual = run(arguments | shared, form=form, chunk=8)
+  expected = run(arguments | copied, form=form, chunk=8)
+  chex.assert_trees_all_close(actual, expected, rtol=1e-12)
 
 
 def trace(arguments, platform, **options):

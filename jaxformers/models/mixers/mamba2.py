@@ -85,9 +85,7 @@ class Mamba2(MatrixState):
     u = u.reshape(*u.shape[:2], h, -1)
     step, log_a = self.decay(self.project(x, h, "step"), smallest=1.0)
     # All heads read and write by the same C and B.
-    c, b = (
-      jnp.broadcast_to(a[:, :, None], (*u.shape[:3], size)) for a in (c, b)
-    )
+    c, b = c[:, :, None], b[:, :, None]
     y = self.scan(c, b, step[..., None] * u, mask, log_decay=log_a)
     skip = self.param("D", nn.initializers.ones, (h,)).astype(y.dtype)
     y = (y + skip[None, None, :, None] * u).reshape(*y.shape[:2], inner)
