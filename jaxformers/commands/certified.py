@@ -41,7 +41,7 @@ from jaxformers.foundations.errors import UserError
 
 # Options without --edits and with it, and their defaults.
 REPLACED = {"tokens": "0,1,2,4,8", "radii": "0.001,0.01,0.1", "steps": 20}
-EDITED = {"deletion": 0.0, "draws": "1000,4000"}
+EDITED = {"deletion": 0.0, "draws": ",".join(map(str, measure.DRAWS))}
 
 
 def _check_use(has_edits: bool, values: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def _check_use(has_edits: bool, values: Mapping[str, Any]) -> None:
     REPLACED["radii"],
     "norms of perturbations, as shares of the norm of the sequence",
   ),
-  cli.option("samples", 200, "number of test examples to attack"),
+  cli.option("samples", measure.SAMPLES, "number of test examples to attack"),
   cli.option(
     "examples",
     0,

@@ -35,6 +35,8 @@ from jaxformers.tasks.deletion import Deleted, keep
 
 ROWS = 1_000  # Number of texts that a model reads at a time.
 CONFIDENCE = 0.95  # Probability with which a certificate of a vote holds.
+DRAWS = (1_000, 4_000)  # Draws to predict a class, and to bound its share.
+SAMPLES = 200  # Texts that are attacked.
 
 
 def least_share(
@@ -335,8 +337,8 @@ def measure_edits(
   *,
   counts: Sequence[int],
   deletion: Fraction = 0.0,
-  draws: tuple[int, int] = (1_000, 4_000),
-  samples: PositiveCount = 200,
+  draws: tuple[int, int] = DRAWS,
+  samples: PositiveCount = SAMPLES,
   examples: Count = 0,
   seed: Count = 0,
   split: str = "test",
@@ -358,8 +360,8 @@ def measure_edits(
     confidence: probability with which the certificate of each text holds.
 
   Raises:
-    UserError: for other inputs, and without deletion for encoders without an
-      exact answer.
+    UserError: for other inputs; without deletion for encoders without an
+      exact answer; and for options of votes where the answer is exact.
   """
   numbers = {"deletion": deletion, "samples": samples}
   ranges.check(measure_edits, {**numbers, "examples": examples, "seed": seed})
@@ -376,6 +378,8 @@ def measure_edits(
       "deletions, best of a model that is trained with "
       "--config.task.deletion=0.9."
     )
+  if not rate:
+    _refuse_options_of_votes(draws, samples, confidence)
   order = np.random.default_rng(seed).permutation(len(source))
   chosen = order[: examples or (samples if rate else len(source))]
   texts, labels = [source[int(i)] for i in chosen], source.labels[chosen]
@@ -407,6 +411,27 @@ def measure_edits(
     for k in counts
   ]
   return content
+
+
+def _refuse_options_of_votes(
+  draws: tuple[int, int], samples: int, confidence: float
+) -> None:
+  """Raises UserError for options that are not their defaults."""
+  options = {
+    "draws": (draws, DRAWS),
+    "samples": (samples, SAMPLES),
+    "confidence": (confidence, CONFIDENCE),
+  }
+  unused = [
+    f"{name}={value}"
+    for name, (value, default) in options.items()
+    if value != default
+  ]
+  if unused:
+    raise UserError(
+      f"{', '.join(unused)}: no effect, since the edits of this model are "
+      "certified exactly, without a vote. Leave it out."
+    )
 
 
 def _open(run: TrainedModel, split: str) -> tuple[Packed, float]:

@@ -293,10 +293,14 @@ def test_certificates_use_other_draws_than_predictions():
 
 def test_the_exact_answer_is_measured_without_deletion():
   run = run_of("random_transject", mixer={"num_experts": 1}, positions="none")
-  found = edits.measure_edits(run, split="train", **MEASURE)
+  found = edits.measure_edits(run, split="train", counts=[0, 1, 2])
   assert "draws" not in found
   assert found["edits"][0]["certified"] == found["accuracy"] > 0.5
   assert "Exact" in "\n".join(edits.lines(found))
+  unused = r"draws=\(1, 2\), samples=3, confidence=0.5: no effect"
+  with pytest.raises(UserError, match=unused):
+    options = {"draws": (1, 2), "samples": 3, "confidence": 0.5}
+    edits.measure_edits(run, split="train", **MEASURE | options)
 
 
 @pytest.mark.parametrize(
