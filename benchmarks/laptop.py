@@ -127,7 +127,7 @@ def schedule(config: str, overrides: Row, minutes: float) -> Row:
 def saved_schedule(
   folder: Path, config: str, overrides: Row, minutes: float
 ) -> Row:
-  """Returns the schedule of a run, and writes it beside its folder.
+  """Returns the schedule of a run, and writes it to a file.
 
   A run that was stopped continues with its own schedule.
 

@@ -165,11 +165,27 @@ def refuse_unused(owner: Any, names: Sequence[str], reason: str) -> None:
     names: names of its attributes that have no effect.
     reason: why, and what to do about it.
   """
-  values = {name: getattr(owner, name) for name in names}
+  values, defaults = (
+    {name: getattr(source, name) for name in names}
+    for source in (owner, type(owner))
+  )
+  refuse_changed(values, defaults, reason)
+
+
+def refuse_changed(
+  values: Mapping[str, Any], defaults: Mapping[str, Any], reason: str
+) -> None:
+  """Raises UserError for values without effect that are not their defaults.
+
+  Args:
+    values: values that have no effect, by name.
+    defaults: defaults of these names, and maybe of others.
+    reason: why, and what to do about it.
+  """
   changed = [
     f"{name}={value!r}"
     for name, value in values.items()
-    if value != getattr(type(owner), name)
+    if value != defaults[name]
   ]
   if changed:
     raise UserError(f"{', '.join(changed)}: no effect, since {reason}")

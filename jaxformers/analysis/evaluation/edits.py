@@ -379,7 +379,12 @@ def measure_edits(
       "--config.task.deletion=0.9."
     )
   if not rate:
-    _refuse_options_of_votes(draws, samples, confidence)
+    ranges.refuse_changed(
+      {"draws": draws, "samples": samples, "confidence": confidence},
+      {"draws": DRAWS, "samples": SAMPLES, "confidence": CONFIDENCE},
+      "the edits of this model are certified exactly, without a vote. Leave it "
+      "out.",
+    )
   order = np.random.default_rng(seed).permutation(len(source))
   chosen = order[: examples or (samples if rate else len(source))]
   texts, labels = [source[int(i)] for i in chosen], source.labels[chosen]
@@ -411,27 +416,6 @@ def measure_edits(
     for k in counts
   ]
   return content
-
-
-def _refuse_options_of_votes(
-  draws: tuple[int, int], samples: int, confidence: float
-) -> None:
-  """Raises UserError for options that are not their defaults."""
-  options = {
-    "draws": (draws, DRAWS),
-    "samples": (samples, SAMPLES),
-    "confidence": (confidence, CONFIDENCE),
-  }
-  unused = [
-    f"{name}={value}"
-    for name, (value, default) in options.items()
-    if value != default
-  ]
-  if unused:
-    raise UserError(
-      f"{', '.join(unused)}: no effect, since the edits of this model are "
-      "certified exactly, without a vote. Leave it out."
-    )
 
 
 def _open(run: TrainedModel, split: str) -> tuple[Packed, float]:
