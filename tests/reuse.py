@@ -7,11 +7,14 @@ patched functions are pure, and a result is reused only for equal arguments.
 
 import functools
 import json
+import threading
 import types
 
 import jax
 import numpy as np
 from flax.core import scope
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
 
 from jaxformers import config as configs
 from jaxformers import models
@@ -29,6 +32,7 @@ PURE = (bool, int, float, complex, str, bytes, type(None), type, np.dtype)
 
 def install(patch):
   """Installs the caches; `patch` removes them at its end."""
+  patch.setattr(mlir, "make_ir_context", _context)
   patch.setattr(building, "check_mixer", _check_mixer)
   for module in (building, models):
     patch.setattr(module, "shapes", _shapes)
@@ -41,6 +45,25 @@ def install(patch):
 def forget():
   """Clears the compiled functions, so that their programs can be freed."""
   PROGRAMS.clear()
+
+
+# One MLIR context for many programs. JAX makes one for every program, which
+# takes longer than all else that it does to lower a single operation.
+
+MOST_LOWERED = 500  # Programs of a context, which keeps all their constants.
+real_context = mlir.make_ir_context
+shared = threading.local()  # A context serves one thread at a time.
+
+
+def _context():
+  # While an operation is being lowered, JAX may compile a constant: modules of
+  # one context would then be nested.
+  if ir.Context.current:
+    return real_context()
+  if getattr(shared, "uses", MOST_LOWERED) == MOST_LOWERED:
+    shared.context, shared.uses = real_context(), 0
+  shared.uses += 1
+  return shared.context
 
 
 def _same(value):
