@@ -3,6 +3,7 @@
 # Import submitit first: its import closes all log handlers that exist.
 import submitit  # noqa: F401, I001
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -152,7 +153,9 @@ def few_programs():
   A program that XLA compiles for the CPU takes about nine memory mappings. If
   Linux grants no more mappings, the process ends with a segmentation fault,
   usually while it writes a program to the cache on disk. The programs that
-  tests share also take gigabytes over time.
+  tests share also take gigabytes over time. The C library keeps freed memory
+  for this process unless it is told to return it; without that, a process that
+  is once above the limit would free its programs after every file.
   """
   yield
   # Read the number of mappings and the memory of this process.
@@ -166,6 +169,8 @@ def few_programs():
     reuse.forget()
     jax.clear_caches()
     gc.collect()
+    if hasattr(library := ctypes.CDLL(None), "malloc_trim"):  # It is glibc's.
+      library.malloc_trim(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
