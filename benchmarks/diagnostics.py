@@ -50,6 +50,9 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
   every: list[Result] = [run for seeds in cells.values() for run in seeds]
   first = every[0]
   problems = [run["config"]["task"]["problem"] for run in every]
+  commits = {
+    commit[:7] for run in every for commit in run["commit"].split(", ")
+  }
   # Name the config of the first run, with the options of its row.
   arguments = f"problem={problems[0]},model={first['model']}"
   config = f"diagnostics/{first['task']}:{arguments}"
@@ -62,7 +65,7 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
     "config": config,
     "protocol": ", ".join(dict.fromkeys(problems)),
     "seeds": sorted({run["seed"] for run in every}),
-    "commit": ", ".join(sorted({run["commit"][:7] for run in every})),
+    "commit": ", ".join(sorted(commits)),
     "hardware": ", ".join(sorted({_hardware(run) for run in every})),
     "minutes": round(sum(seconds) / len(seconds) / 60, 1),
     "values": {

@@ -227,8 +227,9 @@ def train(
     began=began,
     seeds=[results["seed"]],
   )
-  commit, seconds = results["commit"][:7], results["wall_seconds"]
-  return row | {"commit": commit, "minutes": round(seconds / 60, 1)}
+  commits = ", ".join(each[:7] for each in results["commit"].split(", "))
+  minutes = round(results["wall_seconds"] / 60, 1)
+  return row | {"commit": commits, "minutes": minutes}
 
 
 @cli.command(

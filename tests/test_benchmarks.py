@@ -274,7 +274,7 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
       model=model,
       by_length={"8": split, "32": split | {"sequence_accuracy": 0.0}},
     )
-    results |= {"commit": "0123456789", "train_seconds": 90.0}
+    results |= {"commit": "0123456789, abcdefghij", "train_seconds": 90.0}
     results |= {"hardware": {"processor": "CPU", "platform": "cpu"}}
     results["hardware"] |= {"devices": 1}
     results |= {"versions": {"jax": "1"}}
@@ -291,7 +291,11 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
   diagnostics.main(["runs", f"--out={out}"])
   other, s5, mamba, telling = programs.read(out)
   assert other == {"table": "other"}
-  assert (s5["row"], s5["minutes"], s5["commit"]) == ("`s5`", 1.5, "0123456")
+  assert (s5["row"], s5["minutes"], s5["commit"]) == (
+    "`s5`",
+    1.5,
+    "0123456, abcdefg",
+  )
   columns = ("Z2, 8 tokens", "Z3, 8 tokens")
   assert s5["values"] == dict(
     zip(columns, ["50; 0; cannot", "25; 0; cannot"], strict=True)
@@ -370,7 +374,7 @@ def test_laptop_trains_for_its_minutes_once(monkeypatch, tmp_path, smoke):
     folder.mkdir()
     results = made.make(smoke("lru", seed=3).to_dict())
     results |= {"selection_score": 0.25, "best_step": 7, "wall_seconds": 90.0}
-    results |= {"commit": "0123456789", "hardware": {"cores": 2}}
+    results |= {"commit": "0123456789, abcdefghij", "hardware": {"cores": 2}}
     results["hardware"]["processor"] = "CPU"
     results["versions"] = {"jax": "1"}
     workdirs.write(folder, "results.json", results)
@@ -394,6 +398,7 @@ def test_laptop_trains_for_its_minutes_once(monkeypatch, tmp_path, smoke):
   (record,) = programs.read(out)
   assert record["values"]["published"] == 60.2
   assert (record["minutes"], record["seeds"]) == (1.5, [3])
+  assert record["commit"] == "0123456, abcdefg"
   # The folder of the archives is not a fact of the result.
   assert "--config.task.archive=a.tar" in record["config"]
   (row,) = laptop.figure(tmp_path / "runs").rows

@@ -144,6 +144,8 @@ def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
     if latest is not None:
       trainer.state, loop_state = latest[0], LoopState(**latest[1])
       trainer.carried_seconds = loop_state.wall_seconds
+    if provenance.commit() not in loop_state.commits:
+      loop_state.commits.append(provenance.commit())
     begin(run, trainer.origin)
     start = int(jax.device_get(trainer.state.step))
     with Preemption() as preemption:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -16,10 +17,12 @@ import jax
 from jaxformers.version import __version__
 
 
+@functools.cache
 def commit() -> str:
   """Returns the git commit of the code, or its version outside a checkout.
 
-  "+changes" follows the commit if tracked files were changed.
+  "+changes" follows the commit if tracked files were changed. The first call
+  of a process decides: later changes do not alter code that was imported.
   """
   folder = Path(__file__).parent
 

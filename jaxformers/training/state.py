@@ -53,6 +53,7 @@ class LoopState:
     worse: number of evaluations since the best one.
     train_seconds, wall_seconds: total times of all processes that worked on the
       run one after the other, up to the checkpoint.
+    commits: commits of the code of these processes, without repetitions.
   """
 
   window: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -60,6 +61,7 @@ class LoopState:
   worse: int = 0
   train_seconds: float = 0.0
   wall_seconds: float = 0.0
+  commits: list[str] = dataclasses.field(default_factory=list)
 
 
 def create(

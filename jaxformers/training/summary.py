@@ -104,6 +104,7 @@ def describe_results(
   """
   config, task = run.config, run.task
   num_params = models.size(run.model)
+  trained = best.loop_state.get("commits", [])
   record = origin.read_record(run.workdir) if config.pretrained else None
   return {
     "task": task.name,
@@ -126,7 +127,7 @@ def describe_results(
     "metrics_records": len(workdirs.read_metrics(run.workdir)[0]),
     "train_seconds": train_seconds,
     "wall_seconds": time.perf_counter() - began,
-    "commit": provenance.commit(),
+    "commit": ", ".join(dict.fromkeys([*trained, provenance.commit()])),
     "hardware": provenance.hardware(),
     "versions": provenance.versions(),
     "data": dict(task.info),

@@ -10,7 +10,7 @@ import pytest
 from jaxformers import config as configs
 from jaxformers.foundations import workdirs
 from jaxformers.models import MODELS
-from jaxformers.training import evaluate, loop, optim, steps
+from jaxformers.training import evaluate, loop, optim, provenance, steps
 from jaxformers.training.checkpoint import Checkpoints
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -128,13 +128,18 @@ def test_run_saves_at_a_signal_and_resumes(
   smoke, tmp_path, monkeypatch, undisturbed, number, hears_ctrl_c
 ):
   with monkeypatch.context() as patch:
+    patch.setattr(provenance, "commit", lambda: "earlier commit")
     stop_at(patch, 3, lambda: os.kill(os.getpid(), number))
     with pytest.raises(SystemExit) as exit_info:
       loop.run(smoke(), tmp_path / "run")
   assert exit_info.value.code == 128 + number
   with Checkpoints(tmp_path / "run", {}, {}) as checkpoints:
     assert checkpoints.steps() == [3]
-  assert timeless(loop.run(smoke(), tmp_path / "run")) == undisturbed[0]
+  # Results name the code of all steps, and otherwise are those of one run.
+  results = loop.run(smoke(), tmp_path / "run")
+  now = provenance.commit()
+  assert results["commit"] == f"earlier commit, {now}"
+  assert timeless(results) | {"commit": now} == undisturbed[0]
   assert curve(tmp_path / "run") == undisturbed[1]
 
 
