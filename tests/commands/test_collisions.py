@@ -36,8 +36,8 @@ def test_collisions_command_prints_and_draws(smoke, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_collisions_draws_the_certified_distance(smoke, tmp_path, capsys):
-  causal = {"model.mixer.causal": True}
-  loop.run(smoke("allpass", **causal), tmp_path / "run")
+  fields = {"model.mixer.causal": True, "model.num_layers": 1}
+  loop.run(smoke("allpass", **fields), tmp_path / "run")
   capsys.readouterr()
   out = str(tmp_path / "figure")
   options = ["--samples=13", "--length=8", "--longest=4", f"--out={out}"]
