@@ -133,22 +133,26 @@ def records(
   for row, each in new.items():
     named[row] = _joined(named[row], each) if row in named else each
   order = {name: number for number, name in enumerate(plans.ENCODERS)}
-  made = sorted(named.values(), key=lambda r: order.get(r["model"], len(order)))
-  columns = dict.fromkeys(column for each in made for column in each["values"])
+  ordered_records = sorted(
+    named.values(), key=lambda r: order.get(r["model"], len(order))
+  )
+  columns = dict.fromkeys(
+    column for each in ordered_records for column in each["values"]
+  )
   ordered = sorted(columns, key=_order)
-  for each in made:
+  for each in ordered_records:
     # Every record has the columns in one order.
     each["values"] = {c: each["values"].get(c) for c in ordered}
-  rows = {each["row"].strip("`"): each for each in made}
-  return made + [
+  rows = {each["row"].strip("`"): each for each in ordered_records}
+  return ordered_records + [
     rows[name] | {"table": TABLES[1]} for name in TELLING if name in rows
   ]
 
 
-def figure(made: Sequence[dict[str, Any]]) -> Figure:
+def figure(records: Sequence[dict[str, Any]]) -> Figure:
   """Returns the figure of the records of the table `matrix`."""
   rows = []
-  for each in made:
+  for each in records:
     for column, text in each["values"].items():
       # The last part of a cell is what theory says.
       shares = (text or "").split("; ")[:-1]
@@ -177,21 +181,21 @@ def main(
   workdirs: list[Path], out: Path, picture: Path | None, seeds: str
 ) -> None:
   """Writes the table of the runs to a file of records."""
-  found, _ = runs.discover(workdirs)
-  finished = [run.results for run in found if run.results]
+  discovered, _ = runs.discover(workdirs)
+  finished = [run.results for run in discovered if run.results]
   if not diagnostics.rows_of(finished):
     raise UserError(f"{workdirs} have no finished diagnostics: run them first.")
   old = read(out)
   earlier = [each for each in old if each["table"] == TABLES[0]]
   needed = cli.numbers("seeds", seeds) if seeds else []
-  made = records(finished, earlier, needed)
+  tables = records(finished, earlier, needed)
   # Write all tables to a new file, and replace the old one.
   new = out.with_suffix(".new")
   new.unlink(missing_ok=True)
-  append(new, [*(each for each in old if each["table"] not in TABLES), *made])
+  append(new, [*(each for each in old if each["table"] not in TABLES), *tables])
   new.replace(out)
   if picture:
-    rows = [each for each in made if each["table"] == TABLES[0]]
+    rows = [each for each in tables if each["table"] == TABLES[0]]
     picture.write_bytes(figure(rows).picture("png"))
 
 

@@ -118,9 +118,9 @@ def measure(
   yield "noise", row
 
 
-def share(found: np.ndarray, ids: np.ndarray) -> float:
+def share(recovered: np.ndarray, ids: np.ndarray) -> float:
   """Returns the share of tokens that are right, in percent."""
-  return round(100 * float((found == ids).mean()), 1)
+  return round(100 * float((recovered == ids).mean()), 1)
 
 
 def brute_force(

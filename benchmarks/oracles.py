@@ -148,10 +148,10 @@ def compare(name: str) -> tuple[float, float]:
   if writes == 1:
     arrays |= {key: arrays[key][:, :, 0] for key in ("k", "v", "beta")}
   tensors = {key: torch.tensor(value) for key, value in arrays.items()}
-  found = function(tensors)
+  actual = function(tensors)
   differences = [
     float(np.abs(np.asarray(x) - y.float().numpy()).max())
-    for x, y in zip(wanted, found, strict=True)
+    for x, y in zip(wanted, actual, strict=True)
   ]
   return differences[0], differences[1]
 

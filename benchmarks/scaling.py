@@ -191,7 +191,7 @@ def record(step: Step) -> tuple[dict[str, Any], bool]:
     values, fits = figures(step, *step.compile()), True
   except (UserError, jax.errors.JaxRuntimeError) as error:
     values, fits = {"chips": step.chips, "failed": str(error)[:120]}, False
-  made = programs.record(
+  row = programs.record(
     step.table,
     step.model,
     values,
@@ -201,7 +201,7 @@ def record(step: Step) -> tuple[dict[str, Any], bool]:
     began=began,
     row=step.row,
   )
-  return made, fits
+  return row, fits
 
 
 @cli.command(

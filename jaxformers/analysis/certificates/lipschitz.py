@@ -277,13 +277,13 @@ def measure_encoder(
   first = jnp.asarray(batches[0])
   if total is None:
     n = model.mask(first).shape[-1]
-    found = attention.certify(model, params, n)
-    if not found["missing"]:
+    certificate = attention.certify(model, params, n)
+    if not certificate["missing"]:
       captured = capture(model, make_variables(model, params), first)
-      found["near"] = attention.near(model, params, captured)
-      kinds, ball = KINDS, found["ball"]
-    guarantee["attention"] = found
-    sentences = _explain_attention(found, n)
+      certificate["near"] = attention.near(model, params, captured)
+      kinds, ball = KINDS, certificate["ball"]
+    guarantee["attention"] = certificate
+    sentences = _explain_attention(certificate, n)
   else:
     sentences = _explain(model, total)
   guarantee["says"] = sentences
@@ -298,34 +298,34 @@ def measure_encoder(
   }
 
 
-def _explain_attention(found: dict[str, Any], n: int) -> list[str]:
+def _explain_attention(certificate: dict[str, Any], n: int) -> list[str]:
   """Returns sentences that explain the result of `attention.certify`."""
-  if found["missing"]:
+  if certificate["missing"]:
     return [
-      f"This encoder has no certificate ({found['missing']}): all numbers are "
-      "measured."
+      f"This encoder has no certificate ({certificate['missing']}): all "
+      "numbers are measured."
     ]
-  tokens, frobenius = (found["log10"][kind] for kind in attention.KINDS)
+  tokens, frobenius = (certificate["log10"][kind] for kind in attention.KINDS)
   sentences = [
     "Two sequences: the greatest distance of two tokens grows by a factor of "
     f"at most 10^{_rounded_up(tokens)}, for any number of tokens; the "
     f"Frobenius norm by at most 10^{_rounded_up(frobenius)}, for {n} tokens. "
     "No lower bound is known."
   ]
-  if found["ball"] is not None:
+  if certificate["ball"] is not None:
     sentences.append(
       "It holds while embedded tokens have norms of at most "
-      f"{found['ball']:.4g}, as all tokens of the vocabulary have."
+      f"{certificate['ball']:.4g}, as all tokens of the vocabulary have."
     )
-  if found["norm"] > 10:
+  if certificate["norm"] > 10:
     sentences.append(
       "The bound is vacuous: one normalisation of tokens can multiply a "
-      f"small distance by up to {found['norm']:.0f}."
+      f"small distance by up to {certificate['norm']:.0f}."
     )
-  return [*sentences, _attention_table(found, n)]
+  return [*sentences, _attention_table(certificate, n)]
 
 
-def _attention_table(found: dict[str, Any], n: int) -> str:
+def _attention_table(certificate: dict[str, Any], n: int) -> str:
   """Returns the constants of the attention of every layer as text."""
   titles = ["layer", "norm of tokens", "greatest distance", f"Frobenius ({n})"]
   titles += ["near the examples", "sink", "feed-forward", "norm"]
@@ -338,15 +338,15 @@ def _attention_table(found: dict[str, Any], n: int) -> str:
           row["radius"],
           row["attention_tokens"],
           row["attention_frobenius"],
-          here["frobenius"],
-          here["sink"],
+          near["frobenius"],
+          near["sink"],
           row["mlp"],
           row["norm"],
         )
       ),
     )
-    for i, (row, here) in enumerate(
-      zip(found["layers"], found["near"], strict=True)
+    for i, (row, near) in enumerate(
+      zip(certificate["layers"], certificate["near"], strict=True)
     )
   ]
   table = markdown_table(titles, rows, right=range(len(titles)))

@@ -250,17 +250,17 @@ def scores(runs: Sequence[Result]) -> list[tuple[int, float]]:
 
 def _reasons(rows: Sequence[tuple[str, Cells]]) -> list[str]:
   """Returns a line for each reason, with its encoders and problems."""
-  found: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
+  reasons: dict[tuple[str, str], tuple[dict[str, None], dict[str, None]]] = {}
   for name, cells in rows:
     for runs in cells.values():
       config = runs[0]["config"]
       says, key = expected(config)
       if key:
-        names, problems = found.setdefault((says, key), ({}, {}))
+        names, problems = reasons.setdefault((says, key), ({}, {}))
         names[name] = problems[config["task"]["problem"]] = None
   return [
     f"- {says}: {REASONS[key]}: {', '.join(names)} on {', '.join(problems)}."
-    for (says, key), (names, problems) in found.items()
+    for (says, key), (names, problems) in reasons.items()
   ]
 
 
@@ -341,11 +341,11 @@ def mad_scores(finished: Sequence[Result]) -> str:
   for name, problems in best.items():
     line, scores_of = [name], []
     for problem in mad.FIRST:
-      found = problems.get(problem, {})
+      scores = problems.get(problem, {})
       wanted = len(mad.settings(problem))
-      if found:
-        scores_of.append(statistics.mean(found.values()))
-        partly = f" ({len(found)} of {wanted})" if len(found) < wanted else ""
+      if scores:
+        scores_of.append(statistics.mean(scores.values()))
+        partly = f" ({len(scores)} of {wanted})" if len(scores) < wanted else ""
         line.append(f"{scores_of[-1]:.1f}{partly}")
       else:
         line.append("")

@@ -157,7 +157,7 @@ def collect(
 def check_count(
   path: Path,
   split: str,
-  found: int,
+  actual: int,
   expected: int,
   label: Any = None,
   advice: str = "",
@@ -167,15 +167,15 @@ def check_count(
   Args:
     path: path of the archive.
     split: name of the split.
-    found, expected: actual and expected number of examples.
+    actual, expected: actual and expected number of examples.
     label: label of the counted examples; None for all labels.
     advice: further advice for the message, one sentence.
   """
-  if found == expected:
+  if actual == expected:
     return
   what = "examples" if label is None else f"examples of {label!r}"
   raise UserError(
-    f"{path} holds {found:,} {what} under {split!r} instead of {expected:,}: "
+    f"{path} holds {actual:,} {what} under {split!r} instead of {expected:,}: "
     "it is another archive, or truncated. Download it again; no part of "
     f"it was kept. {advice}".rstrip()
   )

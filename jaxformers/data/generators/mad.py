@@ -176,13 +176,13 @@ def _pairs(
   room = n - size - 2 * MOTIF
   # The last pair before `place` ends before `room`.
   place = int(share * (room - 2 * MOTIF + 1))
-  known: dict[tuple[int, ...], tuple[int, ...]] = {asked[0]: asked[1]}
+  value_of: dict[tuple[int, ...], tuple[int, ...]] = {asked[0]: asked[1]}
   shown: set[tuple[int, ...]] = set()
   tokens: list[int] = []
   scored: list[bool] = []
 
   def add(key: tuple[int, ...]) -> None:
-    value = known[key]
+    value = value_of[key]
     tokens.extend((*key, *value))
     scored.extend([False] * len(key) + [key in shown] * len(value))
     shown.add(key)
@@ -192,7 +192,7 @@ def _pairs(
       add(asked[0])
       continue
     key, value = next(others)
-    known.setdefault(key, value)
+    value_of.setdefault(key, value)
     add(key)
   add(asked[0])
   return tokens, scored
