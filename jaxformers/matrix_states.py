@@ -16,9 +16,11 @@ import jax.numpy as jnp
 from jaxformers.foundations import platforms
 from jaxformers.foundations.registry import check_keywords
 
-CHUNK = 32  # Writes per chunk, with one decay for all channels of a key.
-FINE_CHUNK = 16  # Writes per chunk, with a decay for each channel.
-FINE_CHUNK_CPU = 8  # The same on a CPU, where smaller products are as fast.
+# Writes per chunk: with one decay for all channels of a key, and with a decay
+# for each ("fine"). Measured on a CPU; for a TPU, the compiler's estimate.
+CHUNK, CHUNK_TPU = 32, 64
+FINE_CHUNK, FINE_CHUNK_CPU = 16, 8
+FINE_SIZE_TPU = 1_024  # Writes times channels, for 16 to 64 writes.
 FEW_CHANNELS = 16  # With a decay for each, chunks are slower on a CPU.
 BLOCK = 16  # Rows of the blocks of a triangular system.
 HIGHEST = jax.lax.Precision.HIGHEST  # Float32 on TPUs, too.
@@ -104,9 +106,8 @@ def matrix_scan(
       triangular solve, and "loop" one token after another. Both give the same
       result up to rounding. "auto" is "loop" on a CPU with a decay for each
       of at most `FEW_CHANNELS` channels, and "chunked" otherwise.
-    chunk: number of writes per chunk; 0 for `CHUNK`, or with a decay for each
-      channel for `FINE_CHUNK`, on a CPU `FINE_CHUNK_CPU`. The last chunk may be
-      shorter.
+    chunk: number of writes per chunk; 0 for a number that suits the backend.
+      The last chunk may be shorter.
 
   Returns:
     The outputs [b, n, h, V] in the dtype of `v`, and the state after the last
@@ -145,13 +146,10 @@ def matrix_scan(
   )
   (b, n, _, size), (writes, h) = q.shape, v.shape[2:4]
   is_fine = log_decay is not None and log_decay.ndim == q.ndim
-  is_cpu = platforms.backend() == "cpu"
-  if not chunk:
-    chunk = CHUNK
-    if is_fine:
-      chunk = FINE_CHUNK_CPU if is_cpu else FINE_CHUNK
+  chunk = chunk or _default_chunk(size, is_fine)
   if form == "auto":
     is_small = is_fine and size <= FEW_CHANNELS
+    is_cpu = platforms.backend() == "cpu"
     form = "loop" if is_small and is_cpu else "chunked"
   if log_decay is not None and not is_fine:
     log_decay = log_decay[..., None]
@@ -184,6 +182,16 @@ def matrix_scan(
   if reverse:
     outputs = jnp.flip(outputs, 1)
   return outputs.astype(dtype), last
+
+
+def _default_chunk(size: int, is_fine: bool) -> int:
+  """Returns the number of writes per chunk for keys of `size` channels."""
+  backend = platforms.backend()
+  if backend == "tpu":
+    return min(max(FINE_SIZE_TPU // size, 16), 64) if is_fine else CHUNK_TPU
+  if is_fine:
+    return FINE_CHUNK_CPU if backend == "cpu" else FINE_CHUNK
+  return CHUNK
 
 
 def _map(function: Any, arrays: Any) -> Any:
@@ -362,7 +370,7 @@ def _decays(chunk: _Chunk) -> tuple[jax.Array, jax.Array, jax.Array]:
   """
   count = chunk.k.shape[2]
   is_earlier = jnp.tril(jnp.ones((count, count), bool))[None, None]
-  one = jnp.ones((1, 1, count, 1), chunk.k.dtype)
+  ones = jnp.ones((1, 1, count, 1), chunk.k.dtype)
   # A write is connected with writes that no reset separates from it.
   is_first = is_last = None
   if chunk.resets is not None:
@@ -372,9 +380,9 @@ def _decays(chunk: _Chunk) -> tuple[jax.Array, jax.Array, jax.Array]:
     is_last = (number == number[..., -1:])[..., None]
   # Without decay the factors are 1 or 0.
   if chunk.log_decay is None:
-    into = one if is_first is None else is_first.astype(one.dtype)
-    out = one if is_last is None else is_last.astype(one.dtype)
-    return into, is_earlier[..., None].astype(one.dtype), out
+    into = ones if is_first is None else is_first.astype(ones.dtype)
+    out = ones if is_last is None else is_last.astype(ones.dtype)
+    return into, is_earlier[..., None].astype(ones.dtype), out
   # Sum the logs between j and i; differences of sums from the start would lose
   # digits. A product does it, because XLA's sums along an axis of a large array
   # are slow. Hide i < j before the exponential, or gradients would be NaN.

@@ -317,10 +317,18 @@ def test_the_form_follows_device_and_sizes(decay, size, platform, form):
 
 
 @pytest.mark.parametrize(
-  ("decay", "platform", "chunk"),
-  [("channel", "cpu", 8), ("channel", "tpu", 16), ("head", "cpu", 32)],
+  ("decay", "size", "platform", "chunk"),
+  [
+    ("channel", 17, "cpu", 8),
+    ("channel", 17, "gpu", 16),
+    ("channel", 16, "tpu", 64),
+    ("channel", 32, "tpu", 32),
+    ("channel", 99, "tpu", 16),
+    ("head", 17, "cpu", 32),
+    ("head", 17, "tpu", 64),
+  ],
 )
-def test_the_chunk_follows_device_and_decay(decay, platform, chunk):
-  arguments = draw(1, decay, erases=True, shape=(1, 64, 1, 17, 2))
+def test_the_chunk_follows_device_and_sizes(decay, size, platform, chunk):
+  arguments = draw(1, decay, erases=True, shape=(1, 128, 1, size, 2))
   program = functools.partial(trace, arguments, platform)
   assert program() == program(chunk=chunk) != program(chunk=2 * chunk)
