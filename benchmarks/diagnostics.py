@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.programs import RECORDS, append, read
+from benchmarks.programs import RECORDS, append, read, short_commits
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import diagnostics, runs
@@ -50,9 +50,7 @@ def record(name: str, cells: diagnostics.Cells) -> dict[str, Any]:
   every: list[Result] = [run for seeds in cells.values() for run in seeds]
   first = every[0]
   problems = [run["config"]["task"]["problem"] for run in every]
-  commits = {
-    commit[:7] for run in every for commit in run["commit"].split(", ")
-  }
+  commits = {each for run in every for each in short_commits(run["commit"])}
   # Name the config of the first run, with the options of its row.
   arguments = f"problem={problems[0]},model={first['model']}"
   config = f"diagnostics/{first['task']}:{arguments}"
@@ -133,26 +131,26 @@ def records(
   for row, each in new.items():
     named[row] = _joined(named[row], each) if row in named else each
   order = {name: number for number, name in enumerate(plans.ENCODERS)}
-  ordered_records = sorted(
+  matrix = sorted(
     named.values(), key=lambda r: order.get(r["model"], len(order))
   )
   columns = dict.fromkeys(
-    column for each in ordered_records for column in each["values"]
+    column for each in matrix for column in each["values"]
   )
   ordered = sorted(columns, key=_order)
-  for each in ordered_records:
+  for each in matrix:
     # Every record has the columns in one order.
     each["values"] = {c: each["values"].get(c) for c in ordered}
-  rows = {each["row"].strip("`"): each for each in ordered_records}
-  return ordered_records + [
+  rows = {each["row"].strip("`"): each for each in matrix}
+  return matrix + [
     rows[name] | {"table": TABLES[1]} for name in TELLING if name in rows
   ]
 
 
-def figure(records: Sequence[dict[str, Any]]) -> Figure:
+def figure(matrix: Sequence[dict[str, Any]]) -> Figure:
   """Returns the figure of the records of the table `matrix`."""
   rows = []
-  for each in records:
+  for each in matrix:
     for column, text in each["values"].items():
       # The last part of a cell is what theory says.
       shares = (text or "").split("; ")[:-1]

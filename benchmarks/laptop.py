@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import ARCHIVES, Row
-from benchmarks.programs import RECORDS, append, read, record
+from benchmarks.programs import RECORDS, append, read, record, short_commits
 from benchmarks.timing import ready, timed
 from jaxformers import config as configs
 from jaxformers.analysis.plotting import plots
@@ -227,7 +227,7 @@ def train(
     began=began,
     seeds=[results["seed"]],
   )
-  commits = ", ".join(each[:7] for each in results["commit"].split(", "))
+  commits = ", ".join(short_commits(results["commit"]))
   minutes = round(results["wall_seconds"] / 60, 1)
   return row | {"commit": commits, "minutes": minutes}
 

@@ -145,6 +145,11 @@ def record(
   }
 
 
+def short_commits(commits: str) -> list[str]:
+  """Returns the commits in `results.json`, seven characters of each."""
+  return [commit[:7] for commit in commits.split(", ")]
+
+
 def compilers(device: str) -> str:
   """Returns the compiler for a device, with its version."""
   name = "libtpu" if device.startswith("v") else "jax-cuda13-plugin"

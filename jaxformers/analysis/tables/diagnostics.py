@@ -341,11 +341,13 @@ def mad_scores(finished: Sequence[Result]) -> str:
   for name, problems in best.items():
     line, scores_of = [name], []
     for problem in mad.FIRST:
-      scores = problems.get(problem, {})
+      settings = problems.get(problem, {})
       wanted = len(mad.settings(problem))
-      if scores:
-        scores_of.append(statistics.mean(scores.values()))
-        partly = f" ({len(scores)} of {wanted})" if len(scores) < wanted else ""
+      if settings:
+        scores_of.append(statistics.mean(settings.values()))
+        partly = (
+          f" ({len(settings)} of {wanted})" if len(settings) < wanted else ""
+        )
         line.append(f"{scores_of[-1]:.1f}{partly}")
       else:
         line.append("")
