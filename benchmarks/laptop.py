@@ -140,10 +140,10 @@ def saved_schedule(
     fields = schedule(config, overrides, minutes)
     file.write_text(json.dumps({"minutes": minutes, "fields": fields}))
   saved = json.loads(file.read_text())
-  if saved["minutes"] != minutes:
+  if (before := saved.get("minutes", "unknown")) != minutes:
     raise UserError(
-      f"{folder} has a run of {saved['minutes']} minutes, and --minutes is "
-      f"{minutes}: choose the same number, or another --workdir."
+      f"{folder} has a run of {before} minutes, and --minutes is {minutes}: "
+      "choose the same number, or another --workdir."
     )
   return saved["fields"]
 

@@ -1,4 +1,4 @@
-r"""Steps of every encoder on the tasks of LRA, compiled for accelerators.
+r"""Train steps of every encoder on LRA's tasks, compiled for accelerators.
 
 python -m benchmarks.programs --device v5e:2x2 --out results/programs.jsonl
 
@@ -38,20 +38,17 @@ TASKS = {
 TIMEOUT = 1_800  # Seconds for one config.
 
 
-def compile_config(
-  config: str, device: str, task: str, *more: str
-) -> list[Row] | str:
-  """Returns the reports of `jaxformers compile`, or the message of a failure.
+def compile_config(config: str, device: str, task: str) -> Row | str:
+  """Returns the report of the train step, or the message of a failure.
 
   Args:
     config: name and arguments of the config.
     device: topology.
     task: name in `TASKS`, for the sizes.
-    *more: other arguments of the command.
   """
   sizes = ",".join(f"{name}={size}" for name, size in TASKS[task].items())
   command = [sys.executable, "-m", "jaxformers", "compile", config]
-  command += ["--device", device, "--sizes", sizes, "--json", *more]
+  command += ["--device", device, "--sizes", sizes, "--steps=train", "--json"]
   try:
     done = subprocess.run(
       command, capture_output=True, text=True, timeout=TIMEOUT, check=False
@@ -60,8 +57,8 @@ def compile_config(
     return f"no program after {TIMEOUT} s"
   if done.returncode:
     return (done.stderr.strip().splitlines() or ["failed"])[-1]
-  reports: list[Row] = json.loads(done.stdout)
-  return reports
+  (report,) = json.loads(done.stdout)
+  return dict(report)
 
 
 def sends(counts: Iterable[tuple[str, int]]) -> str:
@@ -88,25 +85,20 @@ def figures(report: Row) -> Row:
   }
 
 
-def measure(model: str, task: str, device: str) -> list[dict[str, Any]]:
-  """Returns a record for each step of an encoder on a task."""
+def measure(model: str, task: str, device: str) -> dict[str, Any]:
+  """Returns a record of the train step of an encoder on a task."""
   config = f"lra/{task}:model={model}"
   began = time.time()
-  reports = compile_config(config, device, task)
-  failed = {"step": "train", "failed": reports}
-  kind = device.partition(":")[0]
-  return [
-    record(
-      f"{kind}_{task}_{report['step']}",
-      model,
-      figures(report) if "total" in report else report,
-      config=config,
-      protocol=f"compiled for {device}; nothing runs",
-      hardware=compilers(device),
-      began=began,
-    )
-    for report in (reports if isinstance(reports, list) else [failed])
-  ]
+  report = compile_config(config, device, task)
+  return record(
+    f"{device.partition(':')[0]}_{task}_train",
+    model,
+    {"failed": report} if isinstance(report, str) else figures(report),
+    config=config,
+    protocol=f"compiled for {device}; nothing runs",
+    hardware=compilers(device),
+    began=began,
+  )
 
 
 def record(
@@ -186,7 +178,7 @@ def append(path: Path, records: Iterable[dict[str, Any]]) -> None:
   RECORDS,
 )
 def main(device: str, models: str, tasks: str, out: Path) -> None:
-  """Compiles the steps of each encoder and task, and appends the records."""
+  """Compiles the step of each encoder and task, and appends the records."""
   kind = device.partition(":")[0]
   # Tables of earlier programs end in "_before": they are not made again.
   done = {(record["table"], record["model"]) for record in read(out)}
@@ -194,9 +186,9 @@ def main(device: str, models: str, tasks: str, out: Path) -> None:
     for model in cli.names(models):
       if (f"{kind}_{task}_train", model) in done:
         continue
-      records = measure(model, task, device)
-      append(out, records)
-      print(task, model, records[0]["values"], flush=True)
+      measured = measure(model, task, device)
+      append(out, [measured])
+      print(task, model, measured["values"], flush=True)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from jaxformers.analysis.tables import costs
 from jaxformers.config import RunConfig
 from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.training import topologies
 from jaxformers.training.ahead import Ahead, Report
@@ -48,6 +49,7 @@ COLUMNS = {
   "binds": "{0.binds}",
   "s to compile": "{0.seconds:.0f}",
 }
+STEPS = ("train", "evaluation")
 SENT = ("step", "collective", "devices", "crosses slices", "count", "MB")
 
 
@@ -77,6 +79,7 @@ def table(reports: Sequence[Report]) -> str:
   cli.option("device", "v5e:2x2", "v5e:4x4, v5litepod-16, h100:8, ..."),
   cli.argument("--slices", type=int, default=1, help="number of slices"),
   cli.option("sizes", "", "sizes of the task, such as vocab_size=257,..."),
+  cli.option("steps", ",".join(STEPS), "steps to compile: train,evaluation"),
   cli.option("out", "", "file for the train step, for config.program"),
   cli.JSON,
   takes_overrides=True,
@@ -86,11 +89,15 @@ def main(
   device: str,
   slices: int,
   sizes: str,
+  steps: str,
   out: str,
   as_json: bool,
   overrides: Sequence[str],
 ) -> None:
   """Prints what the compiler plans for the train and evaluation steps."""
+  names = [choose("--steps", name, STEPS) for name in steps.split(",")]
+  if out and "train" not in names:
+    raise UserError(f"--out={out} has the train step: add it to --steps.")
   if slices < 1:
     raise UserError(f"--slices={slices}: give a number of at least 1.")
   kind, _ = topologies.read_name(device)
@@ -107,9 +114,9 @@ def main(
     costs.parse_sizes(sizes) if sizes else None
   )
   ahead = Ahead(loaded, devices, topologies.CHIPS[kind], task_sizes)
-  reports = [ahead.train(), ahead.evaluation()]
+  reports = [getattr(ahead, name)() for name in names]
   if out:
-    ahead.save(out, reports[0].parts)
+    ahead.save(out, reports[names.index("train")].parts)
   cli.show(
     [dataclasses.asdict(report) for report in reports],
     (

@@ -31,6 +31,8 @@ def test_table_has_memory_times_and_communication():
     (["--device=v9:2x2"], "device 'v9'"),
     (["--slices=0"], "--slices=0"),
     (["--out=f", "--config.parallel=pmap"], "--out=f.*'pmap'"),
+    (["--steps=test"], "--steps 'test'.*evaluation"),
+    (["--steps=evaluation", "--out=f"], "add it to --steps"),
   ],
 )
 def test_compile_refuses_wrong_arguments(arguments, message, monkeypatch):
