@@ -415,7 +415,7 @@ class Small(NamedTuple):
 LAPTOP: Mapping[str, Small] = {
   "text": Small(d_model=128, dropout_rate=0.15),
   "image": Small(num_layers=4),
-  "retrieval": Small(num_layers=1, d_model=128, dropout_rate=0.1),
+  "retrieval": Small(num_layers=1, d_model=128, dropout_rate=0.2),
 }
 
 
