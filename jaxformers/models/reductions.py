@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
+
 _BLOCK = 32  # Tokens per block in the search for the first maximum.
 
 
@@ -40,7 +42,9 @@ def _masked_max_jvp(
     entries = jnp.take_along_axis(x, position[:, None], 1)[:, 0]
     return jnp.where(mask.any(1)[:, None], entries, 0)
 
-  return take(x), take(dx)
+  # A TPU would store an x that is a sum of other arrays to read its entries.
+  top = masked_max(x, mask) if platforms.on_tpu() else take(x)
+  return top, take(dx)
 
 
 def _fill_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
@@ -51,12 +55,12 @@ def _fill_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
 def _first_argmax(x: jax.Array) -> jax.Array:
   """Returns the first position of the maximum of x [b, n, d] -> int [b, d].
 
-  CPUs compute a maximum several times faster than its position. So this
-  function first finds the block with the maximum, and then the position inside
-  the block.
+  CPUs compute a maximum several times faster than its position. So on other
+  devices than TPUs this function first finds the block with the maximum, and
+  then the position inside the block.
   """
   b, n, d = x.shape
-  if n % _BLOCK:
+  if n % _BLOCK or platforms.on_tpu():
     return x.argmax(1)
   # Find the block with the maximum, then the position in it.
   blocks = x.reshape(b, n // _BLOCK, _BLOCK, d)

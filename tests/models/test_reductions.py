@@ -38,8 +38,10 @@ def test_largest_has_a_gradient_without_optimisations_of_the_compiler():
 
 
 @pytest.mark.parametrize("n", [40, 64, 96])  # In blocks, and not.
+@pytest.mark.parametrize("on_tpu", [False, True])
 @pytest.mark.slow
-def test_masked_max_gradient_goes_to_the_first_maximum(n):
+def test_masked_max_gradient_goes_to_the_first_maximum(n, on_tpu, monkeypatch):
+  monkeypatch.setattr(reductions.platforms, "on_tpu", lambda: on_tpu)
   x = np.random.default_rng(n).integers(0, 4, (3, n, 5)).astype(np.float32)
   mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
   top, pull = jax.vjp(lambda x: reductions.masked_max(x, mask), x)
