@@ -57,8 +57,8 @@ def compile_config(config: str, device: str, task: str) -> Row | str:
     return f"no program after {TIMEOUT} s"
   if done.returncode:
     return (done.stderr.strip().splitlines() or ["failed"])[-1]
-  (report,) = json.loads(done.stdout)
-  return dict(report)
+  reports: list[Row] = json.loads(done.stdout)
+  return reports[0]
 
 
 def sends(counts: Iterable[tuple[str, int]]) -> str:
@@ -85,13 +85,18 @@ def figures(report: Row) -> Row:
   }
 
 
+def table_name(device: str, task: str) -> str:
+  """Returns the name of the table of the train steps on a device."""
+  return f"{device.partition(':')[0]}_{task}_train"
+
+
 def measure(model: str, task: str, device: str) -> dict[str, Any]:
   """Returns a record of the train step of an encoder on a task."""
   config = f"lra/{task}:model={model}"
   began = time.time()
   report = compile_config(config, device, task)
   return record(
-    f"{device.partition(':')[0]}_{task}_train",
+    table_name(device, task),
     model,
     {"failed": report} if isinstance(report, str) else figures(report),
     config=config,
@@ -179,12 +184,11 @@ def append(path: Path, records: Iterable[dict[str, Any]]) -> None:
 )
 def main(device: str, models: str, tasks: str, out: Path) -> None:
   """Compiles the step of each encoder and task, and appends the records."""
-  kind = device.partition(":")[0]
   # Tables of earlier programs end in "_before": they are not made again.
   done = {(record["table"], record["model"]) for record in read(out)}
   for task in cli.names(tasks):
     for model in cli.names(models):
-      if (f"{kind}_{task}_train", model) in done:
+      if (table_name(device, task), model) in done:
         continue
       measured = measure(model, task, device)
       append(out, [measured])
