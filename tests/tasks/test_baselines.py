@@ -72,3 +72,30 @@ def test_histogram_similarity_separates_pairs():
   splits = {"train": pairs(200, 0), "test": pairs(60, 1)}
   toy = dataclasses.replace(toy, splits=splits, num_inputs=2)
   assert baselines.histogram_similarity(toy) > 0.95
+
+
+def test_word_similarity_weighs_rare_words():
+  common = ["of a", "is in", "to be"]
+
+  def pairs(count, seed):
+    rng = np.random.default_rng(seed)
+    texts, labels = [], rng.integers(0, 2, count)
+    for label in labels:
+      first, second = rng.permutation(3)[:2]
+      rare, other = rng.permutation(50)[:2]
+      texts += [f"{common[first]} x{rare}"]
+      # Related texts share a rare word, and unrelated ones two common words.
+      texts += [
+        f"{common[second]} x{rare}" if label else f"{common[first]} x{other}"
+      ]
+    rows = [np.frombuffer(text.encode(), np.uint8) for text in texts]
+    return dataclasses.replace(pack(rows, labels, num_inputs=2), shift=1)
+
+  toy = example([[1]], [0], [[1]], [0])
+  splits = {"train": pairs(200, 0), "test": pairs(60, 1)}
+  toy = dataclasses.replace(toy, splits=splits, num_inputs=2)
+  assert baselines.word_similarity(toy) == 1.0
+  # An empty text has no word.
+  empty = pack([np.zeros(0, np.uint8)] * 2, [0], num_inputs=2)
+  toy.splits["test"] = dataclasses.replace(empty, shift=1)
+  assert baselines.word_similarity(toy) == 1.0

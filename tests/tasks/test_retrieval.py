@@ -28,7 +28,8 @@ def test_retrieval_task_has_pairs_of_bytes(tmp_path):
   inputs = task.splits["validation"].batch(np.array([1]), 6)["inputs"]
   first, second = (np.frombuffer(t, np.uint8) for t in (b'"valid', b"and tw"))
   np.testing.assert_array_equal(inputs, [[first + 1, second + 1]])
-  assert task.baselines().keys() == {"majority class", "histogram similarity"}
+  rules = {"majority class", "histogram similarity", "word similarity"}
+  assert task.baselines().keys() == rules
 
 
 def test_retrieval_protocols_have_their_lengths(tmp_path):
@@ -57,3 +58,4 @@ def test_retrieval_baselines_of_the_real_sample(archives, prepared):
   scores = task.baselines()
   assert scores["majority class"] == 0.5
   assert 0.5 < scores["histogram similarity"] < 0.56
+  assert scores["word similarity"] == pytest.approx(0.787)
