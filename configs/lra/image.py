@@ -67,15 +67,15 @@ def get_config(arg=None):
     },
     laptop={"total_steps": 10_500, "eval_steps": 1_050},
   )
-  if args.protocol == "lra" and args.model == "sinkhorn" and not args.tiny:
+  if args.protocol == "lra" and args.model == "sinkhorn" and not args.is_small:
     config.optimizer.weight_decay = 0.7  # As in LRA's config of this model.
   # Layers with bounds need to know the row and the column of a pixel.
-  if args.tiny and find_traits(args.model).is_bounded:
+  if args.is_small and find_traits(args.model).is_bounded:
     config.model.positions = "sinusoid_2d"
-  if args.tiny and args.model == "isometric":
+  if args.is_small and args.model == "isometric":
     # One section mixes pixels with neighbours in their row and in the next row.
     config.model.block.update(num_sections=1, dilations=(1, 31, 32, 33))
-  if args.tiny and find_traits(args.model).is_transject:
+  if args.is_small and find_traits(args.model).is_transject:
     # With max pooling TransJect stays at chance on this task. Its tokens
     # interact only through the mean, so that a channel is a filter on the
     # image. Sinusoids of row and column give smooth filters; sinusoids along

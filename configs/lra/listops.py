@@ -80,7 +80,7 @@ def get_config(arg=None):
     },
   )
   if (
-    args.tiny
+    args.is_small
     and args.protocol == "jaxformers"
     and find_traits(args.model).recurrence
   ):

@@ -48,7 +48,7 @@ def get_config(arg=None):
       "archive": "",  # LRA's release or a folder of it; "" generates.
       "resolution": 128,
       "difficulty": "hard",
-      "num_images": 2_000 if args.tiny else 200_000,
+      "num_images": 2_000 if args.is_small else 200_000,
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
     },
     pools=POOLS,

@@ -17,7 +17,7 @@ If an archive has another number of pairs than LRA's, set
 --config.task.num_train, num_validation and num_test.
 """
 
-from jaxformers.recipes import lra, shared
+from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
@@ -72,14 +72,15 @@ def get_config(arg=None):
     batch_size=16,
     eval_batch_size=20,
     eval_examples=4_800,
-    buckets=8 if args.size == "laptop" else 4,
+    buckets=4,
     learning_rate=2e-4,
     warmup_steps=800,
     tiny={"learning_rate": 5e-3, "total_steps": 2_000, "batch_size": 32},
     laptop={
       "total_steps": 3_200,
       "eval_steps": 200,
-      "optimizer": {**shared.VASWANI_ADAM, "weight_decay": 0.2},
+      "weight_decay": 0.2,
+      "buckets": 8,
       "ema_decay": 0.99,
     },
   )
@@ -95,7 +96,7 @@ def get_config(arg=None):
       config.model.mixer.dropout_rate = 0.0
     if args.model == "lru":
       config.model.mixer.state_size = 64
-  if args.tiny and find_traits(args.model).is_transject:
+  if args.is_small and find_traits(args.model).is_transject:
     # Make the model wide enough to distinguish bytes.
     config.model.update(d_model=64, num_layers=1)
   return pretraining(config, args)

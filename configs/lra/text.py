@@ -19,7 +19,7 @@ Except under the first protocol, the test split selects the checkpoint, as it
 did for the published numbers.
 """
 
-from jaxformers.recipes import lra, shared
+from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
 from jaxformers.recipes.traits import find_traits
 
@@ -59,7 +59,7 @@ def get_config(arg=None):
     batch_size=32,
     eval_batch_size=40,
     eval_examples=6_400,
-    buckets=8 if args.size == "laptop" else 4,
+    buckets=4,
     learning_rate=1e-4,
     warmup_steps=80,
     tiny={"learning_rate": 5e-3, "total_steps": 3_000},
@@ -69,14 +69,16 @@ def get_config(arg=None):
       "short_length": 1_000,
       "batch_size": 16,
       "eval_steps": 1_500,
-      "optimizer": {**shared.VASWANI_ADAM, "weight_decay": 0.05},
+      "warmup_steps": 1_000,
+      "weight_decay": 0.05,
+      "buckets": 8,
     },
   )
-  if args.tiny and find_traits(args.model).is_bounded:
+  if args.is_small and find_traits(args.model).is_bounded:
     # The means of long texts differ little: scale them by their deviation.
     config.model.update(num_layers=2, positions="none", head_dim=0)
     config.model.pool_norm = "running"
-  if args.tiny and args.model == "isometric":
+  if args.is_small and args.model == "isometric":
     # One section mixes bytes with the bytes next to them.
     config.model.block.update(num_sections=1, dilations=(1, 2, 3, 4))
   return pretraining(config, args)

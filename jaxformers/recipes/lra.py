@@ -86,7 +86,7 @@ LRA_MIXERS: Mapping[str, Mapping[str, Any]] = {
 def parse_arguments(arg: str | None) -> ConfigDict:
   """Parses the arguments model, size, protocol, objective and seed.
 
-  The result also has `tiny`, which is True at size=tiny and size=laptop.
+  The result also has `is_small`, which is True at size=tiny and size=laptop.
 
   Raises:
     UserError: for an unknown argument, or for a size that is not in `SIZES`.
@@ -99,7 +99,7 @@ def parse_arguments(arg: str | None) -> ConfigDict:
     objective="",
     seed=0,
   )
-  args.tiny = choose("size", args.size, SIZES) in shared.SMALL_SIZES
+  args.is_small = choose("size", args.size, SIZES) in shared.SMALL_SIZES
   return args
 
 
@@ -155,7 +155,7 @@ def make_config(
     tiny = {**tiny, **laptop}
   # Find the sizes and the training of the protocol.
   protocol = choose("protocol", args.protocol, pools)
-  is_original = protocol == "lra" and not args.tiny
+  is_original = protocol == "lra" and not args.is_small
   head = heads[protocol] if heads else {}
   training = skyformer_schedule(learning_rate, warmup_steps) | fields
   config = base(
@@ -183,7 +183,7 @@ def make_config(
   if protocol in ("skyformer", "paper"):
     config.eval_examples = eval_examples
   # Replace the schedule by the one of size=tiny.
-  if args.tiny:
+  if args.is_small:
     config.update(shared.tiny_fields(args.model, **tiny))
   return config
 

@@ -160,17 +160,29 @@ def tiny_rate(model: str, learning_rate: float) -> float:
   return learning_rate if traits.is_transject else 1e-3
 
 
-def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
+def tiny_schedule(
+  learning_rate: float,
+  total_steps: int,
+  *,
+  warmup_steps: int = 0,
+  weight_decay: float = 0.0,
+) -> dict[str, Any]:
   """Returns a training of minutes on two cores: Adam, one ramp up and down.
 
   The result is for `update`. It contains neither `seed` nor the task.
+
+  Args:
+    learning_rate: peak learning rate.
+    total_steps: number of steps of the run.
+    warmup_steps: number of steps up to the peak; 0 for a tenth of all steps.
+    weight_decay: decoupled weight decay.
   """
   return {
-    "optimizer": dict(VASWANI_ADAM),
+    "optimizer": {**VASWANI_ADAM, "weight_decay": weight_decay},
     "schedule": {
       "name": "onecycle",
       "learning_rate": learning_rate,
-      "warmup_steps": total_steps // 10,
+      "warmup_steps": warmup_steps or total_steps // 10,
     },
     "total_steps": total_steps,
     "log_steps": 50,
@@ -180,15 +192,26 @@ def tiny_schedule(learning_rate: float, total_steps: int) -> dict[str, Any]:
 
 
 def tiny_fields(
-  model: str, *, learning_rate: float, total_steps: int, **fields: Any
+  model: str,
+  *,
+  learning_rate: float,
+  total_steps: int,
+  warmup_steps: int = 0,
+  weight_decay: float = 0.0,
+  **fields: Any,
 ) -> dict[str, Any]:
   """Returns the fields of a run at size=tiny, for `update`.
 
   Args:
     model: name of the model.
     learning_rate: learning rate of TransJect.
-    total_steps: number of steps of the run.
+    total_steps, warmup_steps, weight_decay: see `tiny_schedule`.
     **fields: fields that replace fields of `tiny_schedule`.
   """
-  rate = tiny_rate(model, learning_rate)
-  return tiny_schedule(rate, total_steps) | fields
+  schedule = tiny_schedule(
+    tiny_rate(model, learning_rate),
+    total_steps,
+    warmup_steps=warmup_steps,
+    weight_decay=weight_decay,
+  )
+  return schedule | fields
