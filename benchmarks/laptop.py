@@ -1,15 +1,14 @@
 r"""Encoders on the tasks of Long Range Arena, in equal minutes of one CPU.
 
 taskset -c 0 python -m benchmarks.laptop --minutes 10 --archives PATH \
-    --workdir runs/laptop --out results/laptop.jsonl \
-    --picture docs/figures/laptop.png
+    --workdir runs/laptop --out runs/laptop.jsonl --picture runs/laptop.png
 
 Each encoder is trained at size=laptop, with a schedule that fits the minutes:
 its steps are timed first. Text and Retrieval are cut at 1,000 bytes, and Image
 has the inputs of protocol=s4. The command appends a record for each pair of
 encoder and task; pairs that --out already has are skipped. The minutes of a
 record include start, compilation and evaluations. The picture has the
-validation accuracy of the runs over their minutes.
+validation accuracy of the runs over the share of their steps.
 """
 
 from __future__ import annotations
