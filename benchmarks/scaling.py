@@ -133,13 +133,12 @@ def limits(model: str) -> Iterator[Step]:
     yield Step("largest", model, POD, 1, "fsdp:256", 256, LENGTH, wide)
 
 
-def network_ms(report: Report, slices: int) -> float:
+def network_ms(report: Report) -> float:
   """Returns the time to communicate at the peak rate, in milliseconds.
 
-  A ring of g devices is assumed: an all-reduce sends (g - 1) / g of the array
-  twice, a permutation sends it once, and the other kinds send (g - 1) / g of
-  the whole array. An all-reduce over slices is reduced within each slice first,
-  so that each chip sends its own part to the other slices.
+  A ring of g devices, or of g slices, is assumed: an all-reduce sends
+  (g - 1) / g of the array twice, a permutation sends it once, and the other
+  kinds send (g - 1) / g of the whole array.
   """
   seconds = 0.0
   for each in report.collectives:
@@ -149,17 +148,14 @@ def network_ms(report: Report, slices: int) -> float:
       "collective-permute": 1.0,
       "reduce-scatter": each.group * share,  # The result is one of g parts.
     }.get(each.kind, share)
-    seconds += factor * each.bytes / BETWEEN_CHIPS
-    if each.crosses_slices:
-      inside = each.group / slices
-      between = 2 * (slices - 1) / slices * each.bytes / inside
-      seconds += between / BETWEEN_SLICES
+    rate = BETWEEN_SLICES if each.crosses_slices else BETWEEN_CHIPS
+    seconds += factor * each.bytes / rate
   return 1e3 * seconds
 
 
 def figures(step: Step, report: Report, parameters: int) -> Row:
   """Returns the columns of the table for a step."""
-  network = network_ms(report, step.slices)
+  network = network_ms(report)
   times = {report.binds: report.static_ms, "network": network}
   crossing = [x.bytes for x in report.collectives if x.crosses_slices]
   return {

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -50,13 +49,19 @@ COLUMNS = {
   "s to compile": "{0.seconds:.0f}",
 }
 STEPS = ("train", "evaluation")
-SENT = ("step", "collective", "devices", "crosses slices", "count", "MB")
+SENT = ("step", "collective", "group", "crosses slices", "count", "MB")
 
 
 def table(reports: Sequence[Report]) -> str:
   """Returns the tables of steps and of their communication, in Markdown."""
   rows = [[form.format(r) for form in COLUMNS.values()] for r in reports]
-  tables = [markdown_table(tuple(COLUMNS), rows)]
+  parts = [markdown_table(tuple(COLUMNS), rows)]
+  parts += [
+    f"{report.step}: a loop whose number of trips is not in the program is "
+    "counted once."
+    for report in reports
+    if 0 in report.loops
+  ]
   sent = [
     (
       report.step,
@@ -70,8 +75,8 @@ def table(reports: Sequence[Report]) -> str:
     for each in report.collectives
   ]
   if sent:
-    tables.append(markdown_table(SENT, sent))
-  return "\n\n".join(tables)
+    parts.append(markdown_table(SENT, sent))
+  return "\n\n".join(parts)
 
 
 @cli.command(
@@ -102,21 +107,17 @@ def main(
     raise UserError(f"--slices={slices}: give a number of at least 1.")
   kind, _ = topologies.read_name(device)
   loaded = RunConfig.from_dict(configs.load_with(config, overrides))
-  if out and loaded.parallel != "jit":
-    raise UserError(
-      f"--out={out} is for config.parallel='jit', not {loaded.parallel!r}: a "
-      "run loads no other step. Remove one of the two."
-    )
+  # A step is saved only where a run could load it.
+  loaded = dataclasses.replace(loaded, program=out)
   # Small arrays are made on this machine, which need not have a TPU.
   jax.config.update("jax_platforms", "cpu")
   devices = topologies.describe_devices(device, slices)
-  task_sizes: dict[str, Any] | None = (
-    costs.parse_sizes(sizes) if sizes else None
-  )
-  ahead = Ahead(loaded, devices, topologies.CHIPS[kind], task_sizes)
+  chip = topologies.CHIPS[kind]
+  task_sizes = costs.parse_sizes(sizes) if sizes else None
+  ahead = Ahead(loaded, devices, chip, task_sizes)
   reports = [getattr(ahead, name)() for name in names]
   if out:
-    ahead.save(out, reports[names.index("train")].parts)
+    ahead.save(out)
   cli.show(
     [dataclasses.asdict(report) for report in reports],
     (

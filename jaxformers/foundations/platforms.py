@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 # Device of the programs that are traced; None for the process's own devices.
@@ -19,17 +20,23 @@ _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
 
 
 @contextlib.contextmanager
-def targeting(device: Any) -> Iterator[None]:
+def _setting(
+  variable: contextvars.ContextVar[Any], value: Any
+) -> Iterator[None]:
+  token = variable.set(value)
+  try:
+    yield
+  finally:
+    variable.reset(token)
+
+
+def targeting(device: Any) -> AbstractContextManager[None]:
   """Makes code that is traced in this context choose its form for a device.
 
   Args:
     device: device of JAX, or a device of the description of a topology.
   """
-  token = _TARGET.set(device)
-  try:
-    yield
-  finally:
-    _TARGET.reset(token)
+  return _setting(_TARGET, device)
 
 
 def target() -> Any:
@@ -49,8 +56,11 @@ def backend() -> str:
   import jax
 
   device = _TARGET.get()
-  if device is None:
-    return jax.default_backend()
+  return jax.default_backend() if device is None else backend_of(device)
+
+
+def backend_of(device: Any) -> str:
+  """Returns the backend of a device: cpu, gpu or tpu."""
   return _BACKENDS.get(device.platform, device.platform)
 
 
@@ -58,17 +68,12 @@ def backend() -> str:
 _PORTABLE = contextvars.ContextVar("portable", default=False)
 
 
-@contextlib.contextmanager
-def portable() -> Iterator[None]:
+def portable() -> AbstractContextManager[None]:
   """Makes models traced in this context run on any device.
 
   Otherwise traces may contain code for the current device.
   """
-  token = _PORTABLE.set(True)
-  try:
-    yield
-  finally:
-    _PORTABLE.reset(token)
+  return _setting(_PORTABLE, True)
 
 
 def is_portable() -> bool:

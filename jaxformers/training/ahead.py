@@ -49,8 +49,8 @@ class Report:
     arguments, temporaries, total: memory in GiB: state and batch; temporary
       arrays; and all arrays at the same time.
     available: memory of a device in GiB.
-    tflop, gigabytes: operations in products, and bytes of the main memory that
-      are read and written, with loops by their trips.
+    tflop, gigabytes: operations in products, without kernels, and bytes of the
+      main memory that are read and written, with loops by their trips.
     compiler_ms: time from the compiler's estimate of cycles; 0 if it has none.
       The estimate leaves out FFTs and the time to communicate.
     compute_ms, memory_ms: time of the operations and of the bytes at the peaks
@@ -139,12 +139,13 @@ def _compile(lowered: Any) -> Any:
   try:
     return lowered.compile()
   except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
+    text = str(error)
+    # More parts do not help a kernel that needs too much memory of a core.
+    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
       raise
-    needs = re.search(r"\(([\d.]+)G\)|Used ([\d.]+)G", str(error))
-    size = next(filter(None, needs.groups()), "") if needs else ""
-    text = f"{float(size):.2f} GiB" if size else "more memory"
-    raise MemoryError(text) from error
+    size = re.search(r"(?:\(|Used )([\d.]+)G", text)
+    needs = f"{float(size[1]):.2f} GiB" if size else "more memory"
+    raise MemoryError(needs) from error
 
 
 class Ahead:
@@ -178,18 +179,14 @@ class Ahead:
       )
     self.config, self.chip = config, chip
     self.layout = Layout.of(config.mesh, list(devices))
-    # Check that the batch splits, as a run does.
-    spread, parts = self.layout.parts, config.accumulate or 1
-    over = f"{spread} device(s) in {parts} part(s) each"
+    compilers.check_split(config, self.layout)
     rows = config.batch_size
-    compilers.check_batch("batch_size", rows, spread * parts, over)
     if sizes is None:
       sizes, length, self.batch = open_batch(config, rows)
     else:
       length, self.batch = sizes["max_len"], batch_shapes(sizes, rows)
-    image = sizes.get("image")
     self.lengths = pad_lengths(length, config.buckets, config.short_length)
-    self.layout.check_lengths(image[:1] if image else self.lengths)
+    self.layout.check_lengths(self.lengths, sizes.get("image"))
     self.model = call(
       "config.model", models.build, {**vars(config.model), **sizes}
     )
@@ -214,10 +211,7 @@ class Ahead:
     while more:
       parts = more
       try:
-        report = self._compile_train(parts)
-        if report.total <= report.available:
-          return report
-        needs = f"{report.total:.2f} GiB"
+        return self._compile_train(parts)
       except MemoryError as error:
         needs = str(error)
       is_chosen = c.accumulate or sees_batch(self.model)
@@ -225,14 +219,15 @@ class Ahead:
     raise UserError(
       f"A step needs {needs} in {parts} part(s) of its batch, and a device has "
       f"{self.chip.gib:g} GiB. Set --config.model.memory=recomputed, a smaller "
-      "--config.batch_size, or a --config.mesh that splits the model over "
-      "devices."
+      "--config.batch_size, a greater --config.accumulate, or a --config.mesh "
+      "that splits the model over devices."
     )
 
   def _compile_train(self, parts: int) -> Report:
     report, self._program = self._report(
       "train", parts, self._lower_train(parts, self.batch)
     )
+    self.parts = parts
     return report
 
   def _lower_train(self, parts: int, batch: dict[str, Any]) -> Any:
@@ -268,14 +263,10 @@ class Ahead:
 
     return compiled.lower(first, jax.tree.map(split, batch))
 
-  def save(self, path: str, parts: int) -> None:
-    """Writes the train step for every length of batches to a file.
+  def save(self, path: str) -> None:
+    """Writes the step of `train`, for every length of batches, to a file.
 
     `config.program` names the file for a run; see `executables`.
-
-    Args:
-      path: file to write.
-      parts: parts of the batch in the report of `train`.
     """
     compiled = {executables.batch_key(self.batch): self._program}
     *shorter, longest = self.lengths
@@ -288,10 +279,10 @@ class Ahead:
         return jax.ShapeDtypeStruct(tuple(shape), x.dtype)
 
       batch = {name: cut(x) for name, x in self.batch.items()}
-      lowered = self._lower_train(parts, batch)
+      lowered = self._lower_train(self.parts, batch)
       compiled[executables.batch_key(batch)] = _compile(lowered)
-    facts = executables.describe(self.config, self.layout)
-    executables.save(path, facts, parts, compiled)
+    facts = executables.describe(self.config, self.model, self.layout)
+    executables.save(path, facts, self.parts, compiled)
 
   def evaluation(self) -> Report:
     """Compiles the evaluation step, for batches of `config.eval_batch_size`.
@@ -326,8 +317,7 @@ class Ahead:
     """Compiles a lowered step, and reads the program.
 
     Raises:
-      MemoryError: if the compiler refuses the step for its memory, with the
-        memory that it needs.
+      MemoryError: if the step does not fit, with the memory that it needs.
     """
     layout, chip = self.layout, self.chip
     began = time.perf_counter()
@@ -335,9 +325,14 @@ class Ahead:
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()
+    total = memory.planned_bytes(program) / 2**30
+    if total > chip.gib:
+      raise MemoryError(f"{total:.2f} GiB")
     devices = layout.mesh.devices.ravel().tolist()
-    counts = programs.count(program, devices)
-    compute_ms = counts.flops / chip.tflops(self.config.model.dtype) / 1e9
+    counts = programs.count(program.as_text(), devices)
+    is_short = self.config.model.dtype == "bfloat16"
+    peak = chip.bfloat16 if is_short else chip.float32
+    compute_ms = counts.flops / peak / 1e9
     memory_ms = counts.bytes / chip.bandwidth / 1e6
     compiler_ms = counts.cycles / chip.clock / 1e6 if chip.clock else 0.0
     binds = "compute" if compute_ms > memory_ms else "memory"
@@ -349,7 +344,7 @@ class Ahead:
       devices=len(devices),
       arguments=plan.argument_size_in_bytes / 2**30,
       temporaries=plan.temp_size_in_bytes / 2**30,
-      total=memory.planned_bytes(program) / 2**30,
+      total=total,
       available=chip.gib,
       tflop=counts.flops / 1e12,
       gigabytes=counts.bytes / 1e9,

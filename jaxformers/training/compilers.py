@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import Registry
 from jaxformers.training.layout import DATA, Layout
@@ -33,6 +34,13 @@ def check_batch(name: str, size: int, parts: int, over: str) -> None:
       f"{name}={size} does not split evenly over {over}: choose a multiple "
       f"of {parts}, such as {nearest}."
     )
+
+
+def check_split(config: RunConfig, layout: Layout) -> None:
+  """Raises UserError if a config's batch does not split over its devices."""
+  parts = config.accumulate or 1
+  over = f"{layout.parts} device(s) in {parts} part(s) each"
+  check_batch("batch_size", config.batch_size, layout.parts * parts, over)
 
 
 def devices() -> list[jax.Device]:

@@ -16,14 +16,16 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from jaxformers.config import RunConfig
+from jaxformers.config import RunConfig, flatten, plain
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
+from jaxformers.models import Model
 from jaxformers.training import provenance
 from jaxformers.training.layout import Layout
 
-# Fields on which the program of a train step depends, besides its parts.
+# Fields on which the program of a train step depends, besides the model and the
+# parts of a batch.
 FIELDS = (
-  "model",
   "optimizer",
   "schedule",
   "total_steps",
@@ -35,29 +37,48 @@ FIELDS = (
   "seed",
   "ema_decay",
 )
+# Packages of the compilers, by the platforms of their devices.
+COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda13-pjrt"]}
 FACTS = "facts.json"
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+# Name, shape and dtype of every array of a batch.
+Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def batch_key(batch: Mapping[str, Any]) -> Shapes:
-  """Returns the shapes of a batch, by which compiled programs differ."""
-  return tuple((name, tuple(x.shape)) for name, x in sorted(batch.items()))
+  """Returns the types of a batch, by which compiled programs differ."""
+  return tuple(
+    (name, tuple(x.shape), str(x.dtype)) for name, x in sorted(batch.items())
+  )
 
 
-def describe(config: RunConfig, layout: Layout) -> dict[str, Any]:
+def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
   """Returns what the programs of a config depend on, as plain JSON."""
-  device = layout.mesh.devices.flat[0]
-  names = ["jax", "jaxlib"] + ["libtpu"] * (device.platform == "tpu")
+  devices = layout.mesh.devices.ravel().tolist()
+  compilers = COMPILERS.get(platforms.backend_of(devices[0]), [])
+  names = ["jax", "jaxlib", "flax", "optax", *compilers]
   fields = config.as_dict()
-  described = {
-    "versions": {name: metadata.version(name) for name in names},
-    "code": provenance.code_digest(),
-    "device": device.device_kind,
-    "mesh": dict(layout.mesh.shape),
-    "config": {name: fields[name] for name in FIELDS},
-  }
-  plain: dict[str, Any] = json.loads(json.dumps(described))
-  return plain
+  return plain(
+    {
+      "versions": {name: _version(name) for name in names},
+      "code": provenance.code_digest(),
+      "device": devices[0].device_kind,
+      "mesh": layout.mesh.shape,
+      # Slice and position of every device of a TPU.
+      "topology": [
+        (getattr(d, "slice_index", 0), getattr(d, "coords", ()))
+        for d in devices
+      ],
+      "model": model.config.as_dict(),  # With the sizes of the task.
+      "config": {name: fields[name] for name in FIELDS},
+    }
+  )
+
+
+def _version(name: str) -> str:
+  try:
+    return metadata.version(name)
+  except metadata.PackageNotFoundError:
+    return ""
 
 
 def save(
@@ -107,17 +128,22 @@ def load(
       "compile --out`, or remove the field."
     ) from error
   # Name the first fact that differs.
-  for name, value in facts.items():
-    saved = header["facts"].get(name)
-    if saved != value:
-      return f"its {name} is {saved}, and this run has {value}"
+  before = flatten(header["facts"])
+  for name, value in flatten(facts).items():
+    if before.get(name) != value:
+      return f"its {name} is {before.get(name)}, and this run has {value}"
   inside = jax.tree.structure(((state, batch), {}))
   outside = jax.tree.structure(jax.eval_shape(step, state, batch))
   devices = jax.tree.leaves(state)[0].sharding.mesh.devices.ravel().tolist()
   programs = {}
   for shapes, payload in zip(header["shapes"], payloads, strict=True):
-    key = tuple((name, tuple(shape)) for name, shape in shapes)
-    programs[key] = serialize_executable.deserialize_and_load(
-      payload, inside, outside, execution_devices=devices
-    )
+    key = tuple((name, tuple(shape), dtype) for name, shape, dtype in shapes)
+    try:
+      programs[key] = serialize_executable.deserialize_and_load(
+        payload, inside, outside, execution_devices=devices
+      )
+    except jax.errors.JaxRuntimeError as error:
+      return f"the device refuses it: {error}"
+  if batch_key(batch) not in programs:
+    return "its batches have other shapes"
   return header["parts"], programs

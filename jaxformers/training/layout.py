@@ -186,10 +186,17 @@ class Layout:
 
     return jax.tree.map(split, batch)
 
-  def check_lengths(self, lengths: tuple[int, ...]) -> None:
-    """Raises UserError for a number of tokens that does not split evenly."""
+  def check_lengths(
+    self, lengths: tuple[int, ...], image: tuple[int, ...] | None = None
+  ) -> None:
+    """Raises UserError for a number of tokens that does not split evenly.
+
+    Args:
+      lengths: numbers of tokens.
+      image: shape of the images of a task, which are split by their rows.
+    """
     size = self.mesh.shape[SEQUENCE]
-    for n in lengths:
+    for n in image[:1] if image else lengths:
       if n % size:
         raise UserError(
           f"config.mesh splits sequences over {size} devices, but "

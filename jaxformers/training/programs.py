@@ -7,6 +7,7 @@ read the text of an optimised program instead.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter
@@ -30,8 +31,9 @@ COLLECTIVES = (
   "all-to-all",
   "collective-permute",
 )
-# Instructions that move no data. Of an asynchronous pair, the first half is
-# counted, and the second half, `-done`, is not.
+# Names of the compiler for kinds of communication between slices of TPUs.
+_BETWEEN_SLICES = {"one-to-one": "collective-permute"}
+# Instructions that move no data.
 _FREE = {
   "parameter",
   "constant",
@@ -41,11 +43,7 @@ _FREE = {
   "while",
   "call",
   "conditional",
-  "after-all",
-  "partition-id",
-  "replica-id",
   "opt-barrier",
-  "domain",
   "add-dependency",
   "iota",
 }
@@ -74,12 +72,7 @@ class Instruction:
   @property
   def operands(self) -> list[str]:
     """Names of the operands."""
-    # The operands end with the parenthesis that closes the first one.
-    depth, end = 1, 0
-    while depth and end < len(self.rest):
-      depth += {"(": 1, ")": -1}.get(self.rest[end], 0)
-      end += 1
-    return re.findall(r"%([\w.\-]+)", self.rest[:end])
+    return re.findall(r"%([\w.\-]+)", self.rest.partition("), ")[0])
 
   def attribute(self, pattern: str) -> str:
     """Returns the first group of a pattern in the attributes, or ""."""
@@ -93,8 +86,10 @@ class Collective:
 
   Attributes:
     kind: one of `COLLECTIVES`.
-    group: number of devices that exchange data with each other.
-    crosses_slices: True if a group has devices of several slices.
+    group: number of devices that exchange data with each other; for hosts that
+      exchange it between slices, the number of slices.
+    crosses_slices: True if data cross slices. A TPU writes a sum over slices as
+      a sum inside each, an exchange of the parts, and an all-gather inside.
     count: number of instructions, with loops by their trips.
     bytes: bytes of the results on one device, in all of them.
   """
@@ -112,13 +107,14 @@ class Counts:
 
   Attributes:
     flops: operations in products and convolutions, 2 for each product and sum.
+      Kernels and calls of libraries count none.
     bytes: bytes that instructions read from and write to the main memory,
       with the padding of tiles.
     cycles: cycles that the TPU compiler estimates; 0 for other devices. The
       estimate leaves out FFTs, communication, and some copies.
-    loops: numbers of trips of the loops, outermost first, in program order. 0
-      marks a loop whose number of trips is not in the program: its body is
-      counted once.
+    loops: numbers of trips of the loops, outermost first, in program order.
+      Loops are assumed to count by one, as JAX writes them. 0 marks a loop
+      whose number of trips is not in the program: its body is counted once.
     collectives: communication, by kind and group.
   """
 
@@ -146,6 +142,21 @@ class Array:
   size: int
   is_main: bool
 
+  @property
+  def entries(self) -> int:
+    """Number of entries."""
+    return math.prod(self.dims)
+
+  @property
+  def data(self) -> int:
+    """Bytes without padding."""
+    return self.entries * self.bits // 8
+
+  @property
+  def main(self) -> int:
+    """Bytes that it takes in the main memory."""
+    return self.size if self.is_main else 0
+
 
 def arrays(shape: str) -> list[Array]:
   """Returns the arrays in a type such as "(f32[8,16]{1,0}, bf16[4])"."""
@@ -166,14 +177,9 @@ def arrays(shape: str) -> list[Array]:
   return types
 
 
-def _main_bytes(each: Array) -> int:
-  return each.size if each.is_main else 0
-
-
-def _entries(each: Array) -> int:
-  return math.prod(each.dims)
-
-
+_WORK = ("flops", "bytes", "cycles")
+# Kind, group and crosses_slices of a `Collective`.
+_Key = tuple[str, int, bool]
 # Instructions of each computation, by their names.
 Program = dict[str, dict[str, Instruction]]
 
@@ -187,8 +193,16 @@ def parse(text: str) -> tuple[str, Program]:
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
     elif match := _INSTRUCTION.match(line):
-      root, name, *others = match.groups()
-      current[name] = Instruction(bool(root), name, *others)
+      root, name, shape, kind, rest = match.groups()
+      each = Instruction(bool(root), name, shape, kind, rest)
+      # Read an asynchronous pair as one instruction, at its end.
+      if kind.endswith(("-done", "-update")):
+        kind = kind.rpartition("-")[0]
+        begun = current.get(each.operands[0])
+        if begun and begun.kind in (kind, f"{kind}-start"):
+          rest = current.pop(begun.name).rest
+        each = Instruction(bool(root), name, shape, kind, rest)
+      current[name] = each
   return entry, computations
 
 
@@ -197,10 +211,10 @@ class _Reader:
 
   def __init__(self, computations: Program, slices: Mapping[int, int]) -> None:
     self.computations, self.slices = computations, slices
-    self.flops = self.bytes = self.cycles = 0
+    self.work: Counter[str] = Counter()  # By the names of `_WORK`.
     self.loops: list[int] = []
-    self.collectives: Counter[tuple[str, int, bool]] = Counter()
-    self.sent: Counter[tuple[str, int, bool]] = Counter()
+    self.collectives: Counter[_Key] = Counter()  # Numbers of instructions.
+    self.sent: Counter[_Key] = Counter()  # Bytes.
 
   def visit(self, name: str, times: int) -> None:
     """Adds the instructions of a computation, which runs `times` times."""
@@ -213,14 +227,15 @@ class _Reader:
         body = each.attribute(r"body=%?([\w.\-]+)")
         self.visit(body, times * max(trips, 1))
       elif each.kind == "call":
-        self.visit(each.attribute(r"to_apply=%?([\w.\-]+)"), times)
+        called = each.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)")
+        self.visit(called, times)
       elif each.kind == "conditional":
         # Count the branch that computes most.
         self._visit_branches(each, times)
       cycles = each.attribute(r'"estimated_cycles":"(\d+)"')
-      self.cycles += times * int(cycles or 0)
-      self.flops += times * self._flops(each, instructions)
-      self.bytes += times * self._bytes(each, instructions)
+      self.work["cycles"] += times * int(cycles or 0)
+      self.work["flops"] += times * self._flops(each, instructions)
+      self.work["bytes"] += times * self._bytes(each, instructions)
       self._add_collectives(each, times)
 
   def _visit_branches(self, each: Instruction, times: int) -> None:
@@ -231,15 +246,11 @@ class _Reader:
     for branch, name in zip(branches, names, strict=True):
       branch.visit(name, times)
     if branches:
-      self._add_work(max(branches, key=lambda b: (b.flops, b.bytes, b.cycles)))
-
-  def _add_work(self, other: _Reader) -> None:
-    self.flops += other.flops
-    self.bytes += other.bytes
-    self.cycles += other.cycles
-    self.loops += other.loops
-    self.collectives.update(other.collectives)
-    self.sent.update(other.sent)
+      most = max(branches, key=lambda b: [b.work[name] for name in _WORK])
+      self.loops += most.loops
+      self.work.update(most.work)
+      self.collectives.update(most.collectives)
+      self.sent.update(most.sent)
 
   def _trips(
     self, loop: Instruction, instructions: Mapping[str, Instruction]
@@ -249,22 +260,11 @@ class _Reader:
       return int(trips)
     condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
     direction, sides = self._compared(_root(condition), condition)
-    # One side is a limit, and the other a counter in the state of the loop.
-    values = [_integer(side) for side in sides]
-    if direction in ("GT", "GE"):
-      values, sides = values[::-1], sides[::-1]
-    if direction not in ("LT", "LE", "GT", "GE") or len(values) != 2:
+    if direction != "LT":
       return 0
-    counter = next((k for k, value in enumerate(values) if value is None), None)
-    limit = values[1 - counter] if counter is not None else None
-    start = None
-    if counter is not None:
-      start = self._start(sides[counter], loop, instructions)
-    if limit is None or start is None:
-      return 0
-    # The counter rises to a limit on its right, or falls to one on its left.
-    distance = limit - start if counter == 0 else start - limit
-    return max(distance + (direction in ("LE", "GE")), 0)
+    # The counter is in the state of the loop, and rises to the limit.
+    start, limit = self._start(sides[0], loop, instructions), _integer(sides[1])
+    return 0 if start is None or limit is None else max(limit - start, 0)
 
   def _compared(
     self, root: Instruction, scope: Mapping[str, Instruction]
@@ -297,17 +297,16 @@ class _Reader:
     state = instructions.get(loop.operands[0])
     if not place or state is None or state.kind != "tuple":
       return None
-    first = instructions.get(state.operands[int(place)])
     # The compiler may copy the constant first.
-    while first is not None and first.kind in _PASSING:
-      first = instructions.get(first.operands[0])
-    return None if first is None else _integer(first)
+    return _integer(
+      _source(instructions[state.operands[int(place)]], instructions)
+    )
 
   def _flops(
     self, each: Instruction, instructions: Mapping[str, Instruction]
   ) -> int:
     """Returns the operations of a product, or of the products in a fusion."""
-    if each.kind in ("fusion", "async-start"):
+    if each.kind in ("fusion", "async"):
       inner = self.computations[each.attribute(_CALLED)]
       return sum(self._flops(part, inner) for part in inner.values())
     if each.kind not in ("dot", "convolution"):
@@ -319,13 +318,13 @@ class _Reader:
     if each.kind == "convolution":
       return 2 * _convolved(each, left, right, result.dims)
     axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
-    return 2 * _entries(result) * math.prod(left[k] for k in axes)
+    return 2 * result.entries * math.prod(left[k] for k in axes)
 
   def _bytes(
     self, each: Instruction, instructions: Mapping[str, Instruction]
   ) -> int:
     """Returns the bytes of the main memory that an instruction moves."""
-    if each.kind in _FREE or each.kind.endswith("-done"):
+    if each.kind in _FREE or each.kind.endswith("-start"):
       return 0
     if "AllocateBuffer" in each.rest:
       return 0
@@ -336,23 +335,16 @@ class _Reader:
     read = [arrays(shape) for shape in operands]
     if each.kind == "fusion":
       return self._fused_bytes(each, results, read)
-    # A copy has the type (destination, source, flag), and a slice has the type
-    # ((source), destination, flag).
-    if each.kind.endswith("-start") and results:
-      nested = sum(map(len, read)) if each.shape.startswith("((") else 0
-      moved = results[nested]
-      source = read[0][0] if read and read[0] else moved
-      return _main_bytes(moved) + (moved.size if source.is_main else 0)
     # Slices read and write as much as they take.
     if each.kind in _SLICING and read:
       taken = results[0].size
-      return _main_bytes(results[0]) + (taken if read[0][0].is_main else 0)
+      return results[0].main + (taken if read[0][0].is_main else 0)
     if each.kind == "dynamic-update-slice":
       update = read[1][0]
-      return _main_bytes(update) + (update.size if results[0].is_main else 0)
+      return update.main + (update.size if results[0].is_main else 0)
     if each.kind == "scatter":
-      return 3 * _main_bytes(read[-1][0])
-    return sum(map(_main_bytes, results + [a for part in read for a in part]))
+      return 3 * read[-1][0].main
+    return sum(a.main for a in [*results, *itertools.chain(*read)])
 
   def _fused_bytes(
     self,
@@ -373,7 +365,7 @@ class _Reader:
     for place, sources in enumerate(read):
       if not sources or not sources[0].is_main:
         continue
-      size = sum(map(_main_bytes, sources))
+      size = sum(a.main for a in sources)
       entries = self._read_entries(scope, _parameter(scope, place))
       taken = size if entries is None else entries * sources[0].bits // 8
       total += min(size, taken)
@@ -383,11 +375,10 @@ class _Reader:
     self, part: Instruction, scope: Mapping[str, Instruction], result: Array
   ) -> int:
     """Returns the bytes that a result takes, or the slice that it updates."""
-    while part.kind in _PASSING and part.operands[0] in scope:
-      part = scope[part.operands[0]]
+    part = _source(part, scope)
     if part.kind == "dynamic-update-slice":
       (update,) = arrays(scope[part.operands[1]].shape)
-      return min(result.size, _entries(update) * result.bits // 8)
+      return min(result.size, update.entries * result.bits // 8)
     return result.size
 
   def _read_entries(
@@ -399,7 +390,7 @@ class _Reader:
       if name not in user.operands:
         continue
       if user.kind in _SLICING and user.operands[0] == name:
-        total += sum(map(_entries, arrays(user.shape)))
+        total += sum(a.entries for a in arrays(user.shape))
         continue
       if user.kind == "dynamic-update-slice" and user.operands[0] == name:
         continue  # Updated in place.
@@ -417,39 +408,51 @@ class _Reader:
 
   def _add_collectives(self, each: Instruction, times: int) -> None:
     """Adds a collective, or the collectives in a fusion."""
-    kind = each.kind.removesuffix("-start")
     if called := each.attribute(_CALLED):
       inner = self.computations.get(called, {})
-      kinds = {part.kind for part in inner.values()}
       # A TPU writes a reduce-scatter as a slice of an all-reduce.
-      if {"all-reduce", "dynamic-slice"} <= kinds:
-        part = next(p for p in inner.values() if p.kind == "all-reduce")
-        self._add("reduce-scatter", part, arrays(each.shape), times)
-        return
+      for part in inner.values():
+        summed = _source(part, inner, (*_PASSING, "dynamic-slice"))
+        if part.kind == "dynamic-slice" and summed.kind == "all-reduce":
+          self._add("reduce-scatter", summed, arrays(each.shape), times)
+          return
       for part in inner.values():
         self._add_collectives(part, times)
-    elif kind in COLLECTIVES:
-      results = arrays(each.shape)
-      # Asynchronous collectives, except all-reduce, return their operands,
-      # then the results, and maybe flags, which are scalars.
-      if each.kind.endswith("-start") and kind != "all-reduce":
-        moved = [a for a in results if a.dims]
-        results = moved[len(moved) // 2 :]
-      self._add(kind, each, results, times)
+    elif each.kind in COLLECTIVES:
+      self._add(each.kind, each, arrays(each.shape), times)
+    elif each.kind == "recv" and "_xla_megascale" in each.rest:
+      # Hosts exchange data between slices: count what is received.
+      name = each.attribute(r'_transfer_type="(\w+)"').lower().replace("_", "-")
+      kind = _BETWEEN_SLICES.get(name, name)
+      self._add(kind, each, arrays(each.shape), times)
 
   def _add(
     self, kind: str, each: Instruction, results: list[Array], times: int
   ) -> None:
+    # The first group of slices, as {1,2}x{0:3} or {{100000,200000},...}.
+    target = each.attribute(r'_xla_megascale_target="?\{+([^{}]+)')
     groups = _groups(each) or [[*self.slices]]
     group = max(map(len, groups))
     crosses = any(
       len({self.slices.get(device, 0) for device in devices}) > 1
       for devices in groups
     )
+    if target:
+      group, crosses = len(re.findall(r"\d+", target)), True
     key = (kind, group, crosses)
     self.collectives[key] += times
-    sent = sum(_entries(a) * a.bits // 8 for a in results)
-    self.sent[key] += times * sent
+    self.sent[key] += times * sum(a.data for a in results)
+
+
+def _source(
+  each: Instruction,
+  scope: Mapping[str, Instruction],
+  passing: Sequence[str] = _PASSING,
+) -> Instruction:
+  """Returns the instruction whose entries another one passes on."""
+  while each.kind in passing and each.operands[0] in scope:
+    each = scope[each.operands[0]]
+  return each
 
 
 def _root(scope: Mapping[str, Instruction]) -> Instruction:
@@ -530,68 +533,55 @@ def _integer(each: Instruction) -> int | None:
 
 
 def _groups(each: Instruction) -> list[list[int]]:
-  """Returns the groups of devices of a collective."""
-  if pairs := each.attribute(r"source_target_pairs=\{(\{.*?\})\}"):
-    return [_numbers(pair) for pair in re.findall(r"\{([\d,]+)\}", pairs)]
-  if listed := each.attribute(r"replica_groups=\{(\{.*?\})\}"):
+  """Returns the groups of devices of a collective; [] for all devices."""
+  if listed := each.attribute(
+    r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}"
+  ):
     return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", listed)]
   # Axes of a mesh: mesh['a'=4,'b'=2] {'a'}.
   if axes := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", each.rest):
-    mesh = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
     if ":(" in axes[2] or " device_ids=(" in each.rest:
       raise UserError(
         f"The compiled program has groups of a part of an axis ({axes[0]}), "
         "which cannot be read: choose another config.mesh."
       )
-    over = re.findall(r"'(\w+)'", axes[2])
-    kept = [name for name in mesh if name not in over]
-    places = {name: k for k, name in enumerate(mesh)}
-    size = math.prod(int(mesh[name]) for name in over)
-    return _iota_groups(
-      math.prod(map(int, mesh.values())) // size,
-      size,
-      [*map(int, mesh.values())],
-      [places[name] for name in (*kept, *over)],
-    )
+    names, sizes = zip(*re.findall(r"'(\w+)'=(\d+)", axes[1]), strict=True)
+    over = [names.index(name) for name in re.findall(r"'(\w+)'", axes[2])]
+    shape = [*map(int, sizes)]
+    order = [k for k in range(len(shape)) if k not in over] + over
+    size = math.prod(shape[k] for k in over)
   # Compact form: [groups,size]<=[shape]T(order).
-  match = re.search(
-    r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?",
-    each.rest,
-  )
-  if not match:
+  elif compact := re.search(
+    r"replica_groups=\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", each.rest
+  ):
+    size, shape = int(compact[1]), _numbers(compact[2])
+    order = _numbers(compact[3] or "")
+  else:
     return []
-  shape, order = _numbers(match[3]), _numbers(match[4] or "")
-  return _iota_groups(int(match[1]), int(match[2]), shape, order)
+  # Groups are consecutive devices, after a transposition.
+  devices = np.arange(math.prod(shape)).reshape(shape)
+  grouped: list[list[int]] = (
+    devices.transpose(order or None).reshape(-1, size).tolist()
+  )
+  return grouped
 
 
 def _numbers(text: str) -> list[int]:
   return [int(n) for n in text.split(",") if n]
 
 
-def _iota_groups(
-  count: int, size: int, shape: list[int], order: list[int]
-) -> list[list[int]]:
-  """Returns groups of consecutive devices, after a transposition."""
-  devices = np.arange(math.prod(shape)).reshape(shape)
-  devices = devices.transpose(order or None).reshape(count, size)
-  return devices.tolist()
-
-
-def count(program: Any, devices: Sequence[Any] = ()) -> Counts:
+def count(text: str, devices: Sequence[Any] = ()) -> Counts:
   """Returns the counts of a compiled program, loops by their trips.
 
   Args:
-    program: result of `jax.jit(...).lower(...).compile()`, or its text.
+    text: text of the program, `jax.jit(...).lower(...).compile().as_text()`.
     devices: devices of the mesh in their order, for the slices that a
       collective crosses.
 
   Returns:
     The counts of one device.
   """
-  text = program if isinstance(program, str) else program.as_text()
-  number = re.search(r"num_partitions=(\d+)", text)
-  slices = dict.fromkeys(range(int(number[1]) if number else 1), 0)
-  slices |= {k: getattr(d, "slice_index", 0) for k, d in enumerate(devices)}
+  slices = {k: getattr(d, "slice_index", 0) for k, d in enumerate(devices)}
   entry, computations = parse(text)
   reader = _Reader(computations, slices)
   reader.visit(entry, 1)
@@ -599,10 +589,5 @@ def count(program: Any, devices: Sequence[Any] = ()) -> Counts:
     Collective(*key, number, reader.sent[key])
     for key, number in sorted(reader.collectives.items())
   )
-  return Counts(
-    reader.flops,
-    reader.bytes,
-    reader.cycles,
-    tuple(reader.loops),
-    collectives,
-  )
+  work = {name: reader.work[name] for name in _WORK}
+  return Counts(**work, loops=tuple(reader.loops), collectives=collectives)

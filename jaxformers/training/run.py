@@ -197,9 +197,7 @@ def open_run(
   requirements.require_logs(c.logs)
   # Check that a batch splits evenly over devices and accumulated parts.
   layout = compilers.layout(c.mesh)
-  devices, parts = layout.parts, c.accumulate or 1
-  over = f"{devices} device(s) in {parts} part(s) each"
-  compilers.check_batch("batch_size", c.batch_size, devices * parts, over)
+  compilers.check_split(c, layout)
   # Check that the workdir belongs to no run of another config.
   resume.check_workdir(workdir, c)
 
@@ -332,10 +330,11 @@ def check_fields(c: RunConfig) -> None:
   choose("field config.select", c.select, sorted(metrics | {"loss"}))
   optim.check_options(c.optimizer, c.schedule)
   # Check the fields that depend on each other.
-  if c.program and c.parallel != "jit":
+  if c.program and (c.parallel != "jit" or c.imports):
     raise UserError(
       f"config.program={c.program!r} needs config.parallel='jit', not "
-      f"{c.parallel!r}: remove one of the two."
+      f"{c.parallel!r}, and no config.imports, whose changes it would not see: "
+      "remove one of the two."
     )
   choose("field config.margin_loss", c.margin_loss, MARGIN_LOSSES)
   if c.margin_loss != MARGIN_LOSSES[0] and not c.margin_tokens:

@@ -39,7 +39,7 @@ class Chip:
   """Published peaks of one device, as JAX counts devices.
 
   Attributes:
-    gib: memory, in GiB.
+    gib: memory, in GiB, of which JAX takes three quarters on a GPU.
     bfloat16, float32: dense products in TFLOP/s, as JAX computes them by
       default: float32 is one pass of bfloat16 on a TPU, and TF32 on a GPU.
     bandwidth: bandwidth of the memory, in GB/s.
@@ -58,10 +58,6 @@ class Chip:
   axes: int = 0
   cloud: tuple[str, int] = ("", 1)
 
-  def tflops(self, dtype: str) -> float:
-    """Returns the peak rate of products of a model that computes in `dtype`."""
-    return self.bfloat16 if dtype == "bfloat16" else self.float32
-
 
 # Sources: Google Cloud's pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x", which
 # has two devices on each chip; NVIDIA's data sheets of the H100 and H200 (SXM)
@@ -72,9 +68,9 @@ CHIPS = {
   "v5p": Chip(95, 459, 459, 2_765, 1.75, 3, ("v5p", 2)),
   "v6e": Chip(32, 918, 918, 1_640, 1.75, 2, ("v6e", 1)),
   "tpu7x": Chip(96, 1_153, 1_153, 3_690, 0, 3, ("tpu7x", 2)),
-  "h100": Chip(79.1, 989, 494, 3_352),
-  "h200": Chip(141, 989, 494, 4_800),
-  "b200": Chip(178.3, 2_250, 1_125, 7_672),
+  "h100": Chip(0.75 * 79.1, 989, 494, 3_352),
+  "h200": Chip(0.75 * 141, 989, 494, 4_800),
+  "b200": Chip(0.75 * 178.3, 2_250, 1_125, 7_672),
 }
 
 
@@ -111,8 +107,7 @@ def read_name(name: str) -> tuple[str, tuple[int, ...]]:
     return _read_type(name, match[1], int(match[2]))
   chip = CHIPS[choose("device", kind, CHIPS)]
   most = 2 if chip.axes else 1
-  if not chip.axes and not shape:
-    shape = "1"
+  shape = shape or ("" if chip.axes else "1")
   if not re.fullmatch(rf"[1-9]\d*(x[1-9]\d*){{{most - 1},{most}}}", shape):
     example = "2x2" if chip.axes else "8"
     raise UserError(
@@ -158,10 +153,16 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
     plugin, install = ("libtpu", INSTALL)
   if importlib.util.find_spec(plugin) is None:
     raise UserError(f"--device {name} needs {plugin}: {install}.")
-  describe = _describe_tpus if chip.axes else _describe_gpus
+  from jax.experimental import topologies
+
+  form = _tpus if chip.axes else _gpus
+  platform = "tpu" if chip.axes else "cuda"
+  written, options = form(kind, shape, slices)
   try:
     with _quiet():
-      topology = describe(kind, shape, slices)
+      topology = topologies.get_topology_desc(
+        written, platform=platform, **options
+      )
   except Exception as error:  # The plugin raises errors of several kinds.
     raise UserError(
       f"The compiler cannot describe --device {name}: {error}. Shapes that "
@@ -170,37 +171,34 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
   return topology.devices
 
 
-def _describe_tpus(kind: str, shape: tuple[int, ...], slices: int) -> Any:
-  from jax.experimental import topologies
-
+def _tpus(
+  kind: str, shape: tuple[int, ...], slices: int
+) -> tuple[str, dict[str, Any]]:
+  """Returns the name and the options of slices of TPUs, as JAX takes them."""
   for variable, value in ENVIRONMENT.items():
     os.environ.setdefault(variable, value)
   axes = shape + (1,) * (CHIPS[kind].axes - len(shape))
-  options: dict[str, Any] = {}
+  options: dict[str, Any] = {"num_slices": slices}
   # The two cores of a v4 chip work as one device.
   if kind == "v4":
     options["chip_config_name"] = "megacore"
   # A host has several chips, unless the slice is a single one.
   if math.prod(axes) == 1:
     options["chips_per_host_bounds"] = [1, 1, 1]
-  written = f"{kind}:{'x'.join(map(str, axes))}"
-  return topologies.get_topology_desc(
-    written, platform="tpu", num_slices=slices, **options
-  )
+  return f"{kind}:{'x'.join(map(str, axes))}", options
 
 
-def _describe_gpus(kind: str, shape: tuple[int, ...], slices: int) -> Any:
-  from jax.experimental import topologies
-
+def _gpus(
+  kind: str, shape: tuple[int, ...], slices: int
+) -> tuple[str, dict[str, Any]]:
+  """Returns the name and the options of hosts of GPUs, as JAX takes them."""
   # Kernels are chosen by rules: measuring them would need the device.
   flags = os.environ.get("XLA_FLAGS", "")
   if "xla_gpu_autotune_level" not in flags:
     os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()
   target = Path(__file__).parent / "targets" / f"{kind}.txtpb"
   hosts, devices = (1, *shape)[-2:]
-  return topologies.get_topology_desc(
-    kind,
-    platform="cuda",
-    topology=f"{slices}x{hosts}x{devices}",
-    target_config=target.read_text(),
-  )
+  return kind, {
+    "topology": f"{slices}x{hosts}x{devices}",
+    "target_config": target.read_text(),
+  }

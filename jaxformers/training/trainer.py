@@ -82,9 +82,7 @@ class Trainer:
     # Devices, and the lengths of sequences that they share.
     self.layout = run.layout
     lengths = run.padded_lengths
-    # Images are split over devices by their rows.
-    image = run.task.sizes().get("image")
-    self.layout.check_lengths(image[:1] if image else lengths)
+    self.layout.check_lengths(lengths, run.task.sizes().get("image"))
     # State and compiled steps.
     self.state = self._initial_state()
     # Parts for speed are fewer for shorter batches; parts for memory, and parts
@@ -220,7 +218,7 @@ class Trainer:
       UserError: if the file is missing or of another kind.
     """
     c = self.run.config
-    facts = executables.describe(c, self.layout)
+    facts = executables.describe(c, self.model, self.layout)
     loaded = executables.load(c.program, facts, self._step, self.state, batch)
     if not isinstance(loaded, str):
       parts, programs = loaded

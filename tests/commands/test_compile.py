@@ -1,5 +1,6 @@
 """The command that compiles a config for TPUs."""
 
+import dataclasses
 import importlib.util
 import json
 
@@ -23,6 +24,9 @@ def test_table_has_memory_times_and_communication():
   assert "| train | 2 | 0.500 | 1.000 | 1.500 | 16 |" in text
   assert "| 19.65 | 2.10 | 15.40 | memory | 50 |" in text
   assert "| train | all-reduce | 4 | yes | 1 | 2.0 |" in text
+  assert "counted once" not in text
+  unknown = dataclasses.replace(REPORT, loops=(2, 0))
+  assert "train: a loop" in compile_command.table([unknown])
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,8 @@ def test_table_has_memory_times_and_communication():
   [
     (["--device=v9:2x2"], "device 'v9'"),
     (["--slices=0"], "--slices=0"),
-    (["--out=f", "--config.parallel=pmap"], "--out=f.*'pmap'"),
+    (["--out=f", "--config.parallel=pmap"], "program='f'.*'pmap'"),
+    (["--out=f", "--config.imports=json"], "program='f'.*config.imports"),
     (["--steps=test"], "--steps 'test'.*evaluation"),
     (["--steps=evaluation", "--out=f"], "add it to --steps"),
   ],

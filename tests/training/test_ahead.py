@@ -12,6 +12,7 @@ from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
+from jaxformers.training import ahead as ahead_module
 from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.run import open_run
@@ -78,9 +79,9 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
   texts = []
   count = programs.count
 
-  def keep(program, devices):
-    texts.append(program.as_text())
-    return count(program, devices)
+  def keep(text, devices):
+    texts.append(text)
+    return count(text, devices)
 
   monkeypatch.setattr(programs, "count", keep)
   # Some models need a greater length than SIZES has.
@@ -153,6 +154,8 @@ def make_with_memory(monkeypatch, gib, model="s5", *overrides):
   """Returns steps whose memory is 3 GiB divided by the number of parts."""
 
   def compile_train(self, parts):
+    if 3 / parts > self.chip.gib:
+      raise MemoryError(f"{3 / parts:.2f} GiB")
     numbers = dict.fromkeys([f.name for f in dataclasses.fields(Report)], 0)
     numbers |= {"parts": parts, "total": 3 / parts}
     return Report(**numbers | {"available": self.chip.gib})
@@ -199,6 +202,21 @@ def test_a_step_that_the_compiler_refuses_gets_a_message():
 
 
 @pytest.mark.parametrize(
+  ("memory", "error"),
+  [("hbm. Used 3.50G", MemoryError), ("vmem", RuntimeError)],
+)
+def test_only_the_main_memory_asks_for_more_parts(memory, error):
+  class Lowered:
+    def compile(self):
+      raise jax.errors.JaxRuntimeError(
+        f"RESOURCE_EXHAUSTED: Ran out of memory in memory space {memory}"
+      )
+
+  with pytest.raises(error, match="3.50 GiB|vmem"):
+    ahead_module._compile(Lowered())
+
+
+@pytest.mark.parametrize(
   ("overrides", "sizes", "message"),
   [
     (["--config.batch_size=6"], {}, "batch_size=6.*4 device"),
@@ -219,6 +237,9 @@ def test_ahead_compiles_for_the_devices_of_this_process():
   assert train.devices == evaluation.devices == 2
   assert 0 < evaluation.tflop < train.tflop
   assert train.compiler_ms == 0  # Only the compiler of TPUs has an estimate.
+  small = dataclasses.replace(CHIP, gib=1e-6)
+  with pytest.raises(UserError, match="needs 0.00 GiB.*eval_batch_size"):
+    Ahead(load("s5"), jax.devices()[:2], small, SIZES).evaluation()
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,15 @@ def uncached():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncached")
-def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys):
+def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
   config = smoke("linear_transformer", buckets=2)
   run = open_run(config, tmp_path / "run")
   path = str(tmp_path / "step")
   ahead = Ahead(
     run.config, jax.devices(), topologies.CHIPS["v5e"], run.task.sizes()
   )
-  ahead.save(path, ahead.train().parts)
+  ahead.train()
+  ahead.save(path)
   results = []
   for program in ("", path):
     changed = dataclasses.replace(run.config, program=program)
@@ -45,13 +46,44 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys):
     results.append(jax.device_get((state.params, sums)))
   chex.assert_trees_all_equal(*results)
   assert "is not used" not in capsys.readouterr().out
-  # Another learning rate is another program.
+  # Another schedule is another program.
   other = dataclasses.replace(run.config, program=path, total_steps=99)
   trainer = Trainer(dataclasses.replace(run, config=other))
   trainer.plan()
   assert len(trainer._programs) == 1
-  said = capsys.readouterr().out
-  assert "is not used: its config is" in said and "99" in said
+  said = "is not used: its config.total_steps is 10, and this run has 99"
+  assert said in capsys.readouterr().out
+  # A file may lack the shapes of a batch, or be refused by the device.
+  trainer = Trainer(run)
+  batch = trainer._place(trainer._loader.batch(trainer._longest(), (0, 0)))
+  facts = executables.describe(run.config, run.model, run.layout)
+
+  def load(batch):
+    step, state = trainer._step, trainer.state
+    return executables.load(path, facts, step, state, batch)
+
+  assert not isinstance(load(batch), str)
+  shorter = jax.tree.map(lambda x: x[:4], batch)
+  assert load(shorter) == "its batches have other shapes"
+
+  def refuse(*_, **options):
+    raise jax.errors.JaxRuntimeError("no")
+
+  monkeypatch.setattr(
+    executables.serialize_executable, "deserialize_and_load", refuse
+  )
+  assert load(batch) == "the device refuses it: no"
+
+
+def test_facts_name_the_sizes_the_compilers_and_the_places_of_devices(
+  smoke, tmp_path
+):
+  run = open_run(smoke("s5"), tmp_path / "run")
+  facts = executables.describe(run.config, run.model, run.layout)
+  assert facts["model"]["max_len"] == run.task.max_len
+  assert {"jax", "flax", "optax"} < facts["versions"].keys()
+  count = run.layout.mesh.size
+  assert facts["topology"] == count * [[0, []]]
 
 
 def test_load_refuses_other_files(tmp_path):
