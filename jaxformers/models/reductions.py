@@ -47,6 +47,56 @@ def _masked_max_jvp(
   return top, take(dx)
 
 
+def masked_max_of_sum(
+  x: jax.Array, a: jax.Array, f: jax.Array, mask: jax.Array
+) -> jax.Array:
+  """Returns `masked_max(x + a f, mask)`, [b, d], for a scalar a.
+
+  The gradient of a needs f where the sum is greatest. On TPUs the forward pass
+  keeps these entries [b, d], and the backward pass does not read f again.
+
+  Args:
+    x, f: arrays [b, n, d] of one dtype.
+    a: scalar of this dtype.
+    mask: bool [b, n], True at tokens.
+  """
+  if platforms.on_tpu():
+    return _max_with_entries(x, a, f, mask)
+  return masked_max(x + a * f, mask)
+
+
+@jax.custom_jvp
+def _max_with_entries(
+  x: jax.Array, a: jax.Array, f: jax.Array, mask: jax.Array
+) -> jax.Array:
+  return masked_max(x + a * f, mask)
+
+
+@_max_with_entries.defjvp
+def _max_with_entries_jvp(
+  primals: tuple[jax.Array, ...], tangents: tuple[Any, ...]
+) -> tuple[jax.Array, jax.Array]:
+  (x, a, f, mask), (dx, da, df, _) = primals, tangents
+  places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+
+  def larger(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+    # NaN is greatest, and equal sums have the first place.
+    is_left = (left[0] > right[0]) | jnp.isnan(left[0])
+    is_left |= (left[0] == right[0]) & (left[1] < right[1])
+    pairs = zip(left, right, strict=True)
+    return tuple(jnp.where(is_left, a, b) for a, b in pairs)
+
+  lowest = jnp.array(-jnp.inf, x.dtype), jnp.int32(0), jnp.zeros((), f.dtype)
+  arrays = _fill_padding(x + a * f, mask), places, f
+  top, position, entries = jax.lax.reduce(arrays, lowest, larger, (1,))
+
+  def at_tokens(y: jax.Array) -> jax.Array:
+    return jnp.where(mask.any(1)[:, None], y, 0)
+
+  slope = jnp.take_along_axis(dx + a * df, position[:, None], 1)[:, 0]
+  return at_tokens(top), at_tokens(slope + da * entries)
+
+
 def _fill_padding(x: jax.Array, mask: jax.Array) -> jax.Array:
   """Returns x [b, n, d] with the lowest number where mask [b, n] is False."""
   return jnp.where(mask[..., None], x, jnp.finfo(x.dtype).min)

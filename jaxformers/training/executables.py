@@ -90,12 +90,13 @@ def save(
   """Writes compiled programs to a file.
 
   Args:
-    path: file to write.
+    path: file to write; its folder is made.
     facts: result of `describe`.
     parts: number of parts of a batch.
     programs: compiled programs, by the shapes of their batches.
   """
   header = {"facts": facts, "parts": parts, "shapes": list(programs)}
+  Path(path).parent.mkdir(parents=True, exist_ok=True)
   with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
     file.writestr(FACTS, json.dumps(header))
     for number, program in enumerate(programs.values()):

@@ -51,3 +51,29 @@ def test_masked_max_gradient_goes_to_the_first_maximum(n, on_tpu, monkeypatch):
     np.put_along_axis(want[b], x[b, :length].argmax(0)[None], 1.0, 0)
     np.testing.assert_array_equal(top[b], x[b, :length].max(0))
   np.testing.assert_array_equal(g, want)
+
+
+@pytest.mark.parametrize("n", [40, 64])
+def test_masked_max_of_a_sum_has_one_gradient_on_every_device(n, monkeypatch):
+  rng = np.random.default_rng(n)
+  # Integers, so that several tokens have the maximum.
+  x, f = (rng.integers(0, 3, (3, n, 5)).astype(np.float32) for _ in range(2))
+  mask = jnp.arange(n)[None] < jnp.array([[n], [n - 3], [0]])
+  weights = jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)
+  slopes = []
+  for on_tpu in (False, True):
+    monkeypatch.setattr(reductions.platforms, "on_tpu", lambda on=on_tpu: on)
+    value, pull = jax.vjp(
+      lambda x, a, f: reductions.masked_max_of_sum(x, a, f, mask),
+      *(x, jnp.float32(0.5), f),
+    )
+    np.testing.assert_array_equal(value[2], 0)
+    slopes.append((value, pull(weights)))
+  chex.assert_trees_all_close(*slopes, rtol=1e-6)
+  assert float(jnp.abs(slopes[0][1][1])) > 0  # The gradient of a.
+  x[0, 1, 2] = np.nan
+  tops, _ = jax.jvp(
+    lambda x: reductions.masked_max_of_sum(x, jnp.float32(0.5), f, mask),
+    *((x,), (x,)),
+  )
+  assert jnp.isnan(tops[0, 2]) and jnp.isfinite(tops).sum() == tops.size - 1

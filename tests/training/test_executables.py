@@ -29,7 +29,7 @@ def uncached():
 def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
   config = smoke("linear_transformer", buckets=2)
   run = open_run(config, tmp_path / "run")
-  path = str(tmp_path / "step")
+  path = str(tmp_path / "new" / "step")
   ahead = Ahead(
     run.config, jax.devices(), topologies.CHIPS["v5e"], run.task.sizes()
   )

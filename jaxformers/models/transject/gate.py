@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxformers.models.reductions import masked_max
+from jaxformers.models.reductions import masked_max_of_sum
 from jaxformers.models.transject.sigma import HIGHEST
 
 GATINGS = ("paper", "certified")
@@ -47,7 +47,7 @@ def gate(
   """
   # Pool x + a f_e of every expert over the tokens: [b, e, d].
   a = a.astype(x.dtype)
-  pooled = _stacked(lambda output: masked_max(x + a * output, mask), f)
+  pooled = _stacked(lambda output: masked_max_of_sum(x, a, output, mask), f)
   pooled = pooled.astype(jnp.float32)
   return jax.nn.softmax(jnp.matmul(pooled, w, precision=HIGHEST), axis=-1)
 
