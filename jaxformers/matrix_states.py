@@ -174,7 +174,9 @@ def matrix_scan(
   # Scan over the chunks; the backward pass recomputes their states.
   length = max(chunk // writes, 1)
   chunks = _cut(min(length, n), *tokens)
-  step = jax.checkpoint(FORMS[form])
+  # JAX keeps the trace of a function, which may be for another device: give it
+  # a new one.
+  step = jax.checkpoint(functools.partial(FORMS[form]))
   last, outputs = jax.lax.scan(step, initial.astype(wide), chunks)
   # Join the chunks, [chunks, b, h, length, V] -> [b, n, h, V].
   outputs = jnp.moveaxis(outputs, (0, 3), (1, 2))
@@ -409,7 +411,35 @@ def _products(x: jax.Array, k: jax.Array, pairs: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _invert(matrix: jax.Array) -> jax.Array:
-  """Returns (I + A)^-1 of a strictly lower triangular A, [b, h, c, c].
+  """Returns (I + A)^-1 of a strictly lower triangular A, [b, h, c, c]."""
+  if platforms.on_tpu():
+    return _invert_by_products(matrix)
+  return _invert_by_substitution(matrix)
+
+
+def _invert_by_products(matrix: jax.Array) -> jax.Array:
+  """Returns (I + A)^-1, as `_invert`, by products of whole matrices.
+
+  If T is the inverse of the diagonal blocks of w rows, and B the part of A that
+  joins pairs of them, T - T B T is the inverse of the blocks of 2 w rows. TPUs
+  would write a triangular solve with the batch along their 128 lanes.
+  """
+  count = matrix.shape[-1]
+  i, j = jnp.ogrid[:count, :count]
+  inverse = jnp.zeros_like(matrix) + jnp.eye(count)
+  width = 1
+  while width < count:
+    joins = (i // (2 * width) == j // (2 * width)) & (i // width != j // width)
+    below = jnp.where(joins[None, None], matrix, 0)
+    if width > 1:
+      below = _product(inverse, _product(below, inverse))
+    inverse = inverse - below
+    width *= 2
+  return inverse
+
+
+def _invert_by_substitution(matrix: jax.Array) -> jax.Array:
+  """Returns (I + A)^-1, as `_invert`, by forward substitution in blocks.
 
   The diagonal blocks of `BLOCK` rows are inverted by forward substitution.
   Pairs of blocks are then joined, [[P, 0], [-Q A P, Q]], until one is left.

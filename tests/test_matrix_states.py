@@ -103,7 +103,7 @@ def gaps():
     )
   ],
 )
-def test_every_form_equals_a_loop(writes, decay, erases):
+def test_every_form_equals_a_loop(writes, decay, erases, monkeypatch):
   arguments = draw(writes, decay, erases=erases)
   for reverse, extra in ((False, {}), (True, gaps()), (False, gaps())):
     wanted = loop(
@@ -113,12 +113,16 @@ def test_every_form_equals_a_loop(writes, decay, erases):
       reverse=reverse,
     )
     # Chunks of one token, chunks that do not divide 11 tokens, and one chunk.
-    for form, chunk in (
-      ("loop", 0),
-      ("chunked", 1),
-      ("chunked", 7),
-      ("chunked", 0),
+    for form, chunk, on_tpu in (
+      ("loop", 0, False),
+      ("chunked", 1, False),
+      ("chunked", 7, False),
+      ("chunked", 0, False),
+      # TPUs solve the triangular systems of chunks by products.
+      ("chunked", 1, True),
+      ("chunked", 7, True),
     ):
+      monkeypatch.setattr(platforms, "on_tpu", lambda on=on_tpu: on)
       found = run(arguments | extra, form=form, chunk=chunk, reverse=reverse)
       for x, y in zip(found, wanted, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-10, rtol=0)
@@ -149,10 +153,13 @@ def test_gradients_equal_finite_differences(writes, decay, erases, reverse):
       check_grads(loss, (arrays,), order=1, modes=modes, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("chunk", [32, 64])
+@pytest.mark.parametrize(
+  ("chunk", "on_tpu"), [(32, False), (64, False), (64, True)]
+)
 @pytest.mark.parametrize("beta", [1.0, 1.9, 2.0])
-def test_repeated_keys_lose_no_digits(beta, chunk):
+def test_repeated_keys_lose_no_digits(beta, chunk, on_tpu, monkeypatch):
   """Powers of the triangular matrix would have errors of 1e3 to 1e9 here."""
+  monkeypatch.setattr(platforms, "on_tpu", lambda: on_tpu)
   arguments = draw(1, "", erases=True, shape=(1, 64, 1, 16, 4))
   for period in (1, 2):  # Equal keys, or two that alternate.
     keys = arguments["k"][:, np.arange(64) % period]
