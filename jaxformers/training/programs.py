@@ -229,6 +229,7 @@ class _Reader:
       elif each.kind == "call":
         called = each.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)")
         self.visit(called, times)
+        continue  # Its instructions are counted.
       elif each.kind == "conditional":
         # Count the branch that computes most.
         self._visit_branches(each, times)
@@ -297,10 +298,9 @@ class _Reader:
     state = instructions.get(loop.operands[0])
     if not place or state is None or state.kind != "tuple":
       return None
+    first = instructions.get(state.operands[int(place)])
     # The compiler may copy the constant first.
-    return _integer(
-      _source(instructions[state.operands[int(place)]], instructions)
-    )
+    return _integer(_source(first, instructions)) if first else None
 
   def _flops(
     self, each: Instruction, instructions: Mapping[str, Instruction]

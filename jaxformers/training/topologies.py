@@ -39,7 +39,8 @@ class Chip:
   """Published peaks of one device, as JAX counts devices.
 
   Attributes:
-    gib: memory, in GiB, of which JAX takes three quarters on a GPU.
+    gib: memory that JAX takes by default, in GiB: all of a TPU's, and three
+      quarters of a GPU's.
     bfloat16, float32: dense products in TFLOP/s, as JAX computes them by
       default: float32 is one pass of bfloat16 on a TPU, and TF32 on a GPU.
     bandwidth: bandwidth of the memory, in GB/s.

@@ -361,6 +361,11 @@ def test_an_asynchronous_product_is_counted_once(kind):
   ]
   counts = programs.count(entry(*lines, before=PRODUCT))
   assert counts.flops == 2 * 64 * 64 * 256
+  # So is a sum over devices.
+  root = "dot(%p, %p), lhs_contracting_dims={1}"
+  summed = PRODUCT.replace(root, "all-reduce(%p), replica_groups={{0,1}}")
+  (sent,) = programs.count(entry(*lines, before=summed)).collectives
+  assert (sent.kind, sent.count) == ("all-reduce", 1)
 
 
 def test_data_that_hosts_send_between_slices_is_counted():
