@@ -58,7 +58,7 @@ ARCHIVES: dict[str, tuple[str, Row]] = {
 
 def pathfinder_speed() -> Rows:
   """Yields the time per image on one core, by resolution and difficulty."""
-  kinds = itertools.product(pathfinder.GEOMETRIES, pathfinder.DIFFICULTIES)
+  kinds = itertools.product(pathfinder.GEOMETRIES, pathfinder.LEVELS)
   for pixels, difficulty in kinds:
     settings = pathfinder.Settings(pixels, difficulty)
     # Compile the generator, and draw the sprites that all images share.

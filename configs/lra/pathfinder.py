@@ -58,6 +58,9 @@ def get_config(arg=None):
       "difficulty": "hard",
       "num_images": 200_000,
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
+      # Images with shorter snakes for the first steps of the training.
+      "num_short": 0,
+      "short_paddles": "3 4 5",
     },
     pools=POOLS,
     length=1_024,

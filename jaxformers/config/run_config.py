@@ -223,7 +223,7 @@ class RunConfig:
     PositiveCount, "number of lengths that batches are padded to"
   ] = 1
   short_steps: Annotated[
-    Count, "number of first steps that read only short examples"
+    Count, "number of first steps that read only short or easy examples"
   ] = 0
   short_length: Annotated[
     Count, "greatest length of an example in the first short_steps steps"

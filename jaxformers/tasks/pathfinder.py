@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
-from jaxformers.data.generators.pathfinder import Settings
+from jaxformers.data.generators.pathfinder import Settings, count_paddles
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Interval, PositiveCount
@@ -30,6 +32,7 @@ PROTOCOLS = {
 # Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 DEFAULTS = Settings()
+SHORT_PADDLES = "3 4 5"
 
 
 @TASKS.register("pathfinder")
@@ -42,6 +45,8 @@ def load_pathfinder(
   difficulty: str = DEFAULTS.difficulty,
   num_images: PositiveCount = DEFAULTS.num_images,
   seed: Count = DEFAULTS.seed,
+  num_short: Count = 0,
+  short_paddles: str = SHORT_PADDLES,
 ) -> Task:
   """Generates Pathfinder once, on all cores, or reads LRA's files.
 
@@ -53,12 +58,17 @@ def load_pathfinder(
     archive: path of LRA's lra_release.gz, of its unpacked folder, or of a
       folder below it, down to the level; "" generates the data.
     resolution: pixels per side: 32, 64, 128 (Path-X) or 256.
-    difficulty: "easy", "intermediate" or "hard"; LRA's task is "hard".
+    difficulty: "easy", "intermediate" or "hard", which is LRA's task, or the
+      number of paddles of a snake, such as "4".
     num_images: number of images to generate, or to require in the archive.
     seed: seed of the generated data, not of the run.
+    num_short: number of images with shorter snakes in each stage of the first
+      `config.short_steps` steps; 0 for no such images.
+    short_paddles: numbers of paddles, one for each stage.
   """
   settings = Settings(resolution, difficulty, num_images, seed)
-  return _load("pathfinder", data_dir, protocol, archive, settings)
+  short = short_settings(settings, num_short, short_paddles)
+  return _load("pathfinder", data_dir, protocol, archive, settings, short)
 
 
 @TASKS.register("pathx")
@@ -71,6 +81,8 @@ def load_pathx(
   difficulty: str = DEFAULTS.difficulty,
   num_images: PositiveCount = DEFAULTS.num_images,
   seed: Count = DEFAULTS.seed,
+  num_short: Count = 0,
+  short_paddles: str = SHORT_PADDLES,
 ) -> Task:
   """Opens Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
@@ -78,7 +90,40 @@ def load_pathx(
   are the same as in `load_pathfinder`.
   """
   settings = Settings(resolution, difficulty, num_images, seed)
-  return _load("pathx", data_dir, protocol, archive, settings)
+  short = short_settings(settings, num_short, short_paddles)
+  return _load("pathx", data_dir, protocol, archive, settings, short)
+
+
+def short_settings(
+  settings: Settings, num_images: int, paddles: str
+) -> dict[str, Settings]:
+  """Returns the settings of the images of each stage, by its name.
+
+  Args:
+    settings: settings of the task.
+    num_images: number of images of a stage; 0 for no stages.
+    paddles: numbers of paddles, such as "3 4 5".
+
+  Raises:
+    UserError: if the snakes of a stage are not shorter than those of the task.
+  """
+  if not num_images:
+    return {}
+  numbers = paddles.split()
+  most = count_paddles(settings.difficulty)
+  counts = {count_paddles(number) for number in numbers}
+  if len(counts) < max(len(numbers), 1) or max(counts) >= most:
+    raise UserError(
+      f"short_paddles={paddles!r}: give different numbers of paddles below "
+      f"{most}, the number at difficulty={settings.difficulty!r}, or "
+      "num_short=0."
+    )
+  return {
+    f"train_{number}": dataclasses.replace(
+      settings, difficulty=number, num_images=num_images
+    )
+    for number in numbers
+  }
 
 
 def _source(settings: Settings, archive: str, folder: Path) -> Source:
@@ -101,6 +146,7 @@ def _load(
   protocol: str,
   archive: str,
   settings: Settings,
+  short: Mapping[str, Settings],
 ) -> Task:
   # Open the images as grey pixels.
   chosen = PROTOCOLS[choose("protocol of pathfinder", protocol, PROTOCOLS)]
@@ -114,6 +160,11 @@ def _load(
     splits = torch_random(images, {"validation": 0.1, "test": 0.1})
   else:
     splits = slices(images, {"train": 80, "validation": 10, "test": 10})
+  # Open the images of the first steps, which LRA does not have.
+  for stage, shorter in short.items():
+    origin = _source(shorter, "", data_folder(data_dir))
+    opened, _ = open_splits(origin, encoding, data_dir)
+    splits[stage] = opened[shorter.difficulty]
   return Task(
     name=name,
     protocol=protocol,
@@ -124,4 +175,5 @@ def _load(
     classes=pathfinder_files.LABELS,
     trivial=baselines.HISTOGRAMS,
     info=info,
+    stages=tuple(short),
   )

@@ -302,6 +302,7 @@ def _build(
     for section in (c.model, c.reference)
   )
   # Check the fields that depend on the model or on the data.
+  _check_short(c, task)
   check_bound(model, c.margin_tokens)
   metric = LOSSES[model.objective].metric
   choose("field config.select", c.select, (metric, "loss"))
@@ -311,6 +312,19 @@ def _build(
       "which evaluates windows of one text. Set task.eval_windows instead."
     )
   return task, model, models.size(reference)
+
+
+def _check_short(c: RunConfig, task: Task) -> None:
+  """Raises UserError for fields of the first steps that do not fit the task."""
+  given = (
+    f"config.short_length={c.short_length} and config.short_steps="
+    f"{c.short_steps}: give"
+  )
+  if not task.stages and bool(c.short_length) != bool(c.short_steps):
+    raise UserError(f"{given} both, or none.")
+  if task.stages and (c.short_length or not c.short_steps):
+    stages = ", ".join(task.stages)
+    raise UserError(f"{given} only short_steps, for the splits {stages}.")
 
 
 def check_fields(c: RunConfig) -> None:
@@ -351,11 +365,6 @@ def check_fields(c: RunConfig) -> None:
     raise UserError(
       f"config.packing=True has no compiled program, but config.program="
       f"{c.program!r}: remove one of the two."
-    )
-  if bool(c.short_length) != bool(c.short_steps):
-    raise UserError(
-      f"config.short_length={c.short_length} and config.short_steps="
-      f"{c.short_steps}: give both, or none."
     )
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:

@@ -96,10 +96,14 @@ class Trainer:
     self._programs: dict[Any, Any] = {}  # Compiled ahead, by shapes of a batch.
     self.evaluate = make_evaluator(run)
     # Batches of this process.
-    self._loader = Loader(train, lengths, *self.layout.share, self.packing)
-    self.order = self._loader.order(
-      c.batch_size, c.seed, c.short_steps, c.short_length
-    )
+    share = self.layout.share
+    self._loader = Loader(train, lengths, *share, self.packing)
+    short = (0, 0) if run.task.stages else (c.short_steps, c.short_length)
+    self.order = self._loader.order(c.batch_size, c.seed, *short)
+    self._stages = [
+      Loader(run.task.splits[name], lengths, *share, self.packing)
+      for name in run.task.stages
+    ]
 
   def _make_step(self) -> functools.partial[Any]:
     """Returns the training step with all of its static arguments."""
@@ -324,12 +328,17 @@ class Trainer:
 
     Batches are read and placed on devices ahead, while the device computes.
     """
-    seed = self.run.config.seed
+    c = self.run.config
+    orders = [stage.order(c.batch_size, c.seed) for stage in self._stages]
 
     def make(step: int) -> Any:
-      return self._place(self._loader.batch(self.order(step), (seed, step)))
+      loader, order = self._loader, self.order
+      if orders and step < c.short_steps:
+        stage = step * len(orders) // c.short_steps
+        loader, order = self._stages[stage], orders[stage]
+      return self._place(loader.batch(order(step), (c.seed, step)))
 
-    return prefetch(make, range(start, self.run.config.total_steps))
+    return prefetch(make, range(start, c.total_steps))
 
   def wall_seconds(self) -> float:
     """Returns the wall time of this process and of earlier ones.

@@ -5,6 +5,7 @@ from jaxformers import tasks
 from jaxformers.data.generators import snakes
 from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
+from jaxformers.foundations.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,28 @@ def test_pathfinder_splits_are_slices_or_pytorchs_permutation(folder):
   assert load(folder).splits["test"].keys.tolist() == [27, 28, 29]
   s4 = load(folder, protocol="s4").splits["train"].keys
   assert s4.tolist() != sorted(s4)
+
+
+def test_pathfinder_stages_are_images_with_shorter_snakes(folder):
+  plain = load(folder)
+  task = load(folder, num_short=12, short_paddles="3 5")
+  assert task.stages == ("train_3", "train_5") and not plain.stages
+  for name, split in plain.splits.items():
+    assert task.splits[name].digest() == split.digest()
+  for stage, paddles in (("train_3", "3"), ("train_5", "5")):
+    batch = task.splits[stage].batch(np.arange(12), 1_024)
+    settings = Settings(difficulty=paddles, num_images=12)
+    drawn = [snakes.sample(settings, k) for k in range(12)]
+    assert drawn[0].path.shape == (2, int(paddles), 2)
+    pixels = np.stack([each.pixels.ravel() for each in drawn])
+    np.testing.assert_array_equal(batch["inputs"], pixels.astype(int) + 1)
+    assert batch["targets"].tolist() == [each.label for each in drawn]
+
+
+@pytest.mark.parametrize("paddles", ["", "3 6", "3 3", "1", "easy"])
+def test_pathfinder_stages_have_shorter_snakes_than_the_task(folder, paddles):
+  with pytest.raises(UserError, match="easy|from 2 to 14"):
+    load(folder, num_short=12, short_paddles=paddles)
 
 
 @pytest.mark.slow

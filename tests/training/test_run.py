@@ -101,8 +101,6 @@ def test_run_refuses_a_workdir_of_another_config(smoke, tmp_path):
     ({"parallel": "xmap"}, "mode.*'xmap'"),
     ({"label_smoothing": 2.0}, "label_smoothing=2.0"),
     ({"margin_loss": "emma"}, "margin_tokens=0"),
-    ({"short_length": 200}, "short_length=200.*short_steps=0.*give both"),
-    ({"short_steps": 20}, "short_length=0.*short_steps=20.*give both"),
     ({"margin_loss": "ema"}, "margin_loss.*'ema'"),
     ({"task.deletion": 1.0}, "task.deletion=1.0"),
     ({"reference.d_model": 15}, "num_heads=2.*d_model=15"),

@@ -9,10 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformers import config as configs
 from jaxformers.foundations.errors import UserError
 from jaxformers.training import loop, losses, steps, trainer
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
+
+ROOT = Path(__file__).parents[2]
 
 
 def trainer_of(config, workdir):
@@ -252,3 +255,57 @@ def test_plan_uses_the_longest_batch(smoke, tmp_path):
   run.plan()
   ((shapes, _),) = run._programs.items()
   assert ("inputs", (8, run.task.max_len), "int32") in shapes
+
+
+@pytest.fixture
+def staged(data_dir):
+  """Returns a function that makes a config whose first steps have stages."""
+
+  def make(**fields):
+    config = configs.load(
+      f"{ROOT}/configs/lra/pathfinder.py:size=tiny,model=s5"
+    )
+    config.data_dir = str(data_dir)
+    config.task.update(difficulty="easy", num_images=40, num_short=16)
+    config.task.short_paddles = "3 4"
+    config.model.d_model = 8
+    config.update(batch_size=4, total_steps=12, short_steps=6)
+    config.schedule.warmup_steps = 4
+    config.update_from_flattened_dict(fields)
+    return config
+
+  return make
+
+
+def test_first_steps_read_the_stages_of_the_task(staged, tmp_path):
+  run = trainer_of(staged(), tmp_path)
+  splits = {
+    name: {
+      x.tobytes() for x in split.batch(np.arange(len(split)), 1_024)["inputs"]
+    }
+    for name, split in run.task.splits.items()
+  }
+  read = [
+    [np.asarray(x).tobytes() for x in batch["inputs"]]
+    for batch in run.batches(0)
+  ]
+  assert len(read) == 12
+  for step, rows in enumerate(read):
+    name = ("train_3", "train_4", "train", "train")[step // 3]
+    assert splits[name].issuperset(rows), step
+  # A resumed run reads the same batches.
+  for step, batch in enumerate(run.batches(5), 5):
+    assert [np.asarray(x).tobytes() for x in batch["inputs"]] == read[step]
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ({"short_steps": 0}, "short_steps=0: give only.*train_3, train_4"),
+    ({"short_length": 9}, "short_length=9.*give only.*train_3, train_4"),
+    ({"task.num_short": 0}, "short_length=0.*short_steps=6: give both"),
+  ],
+)
+def test_stages_need_short_steps(staged, tmp_path, fields, message):
+  with pytest.raises(UserError, match=message):
+    trainer_of(staged(**fields), tmp_path)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.registry import choose
 
 # Number of paddles of a target snake, by the names of LRA's levels.
-DIFFICULTIES = {"easy": 6, "intermediate": 9, "hard": 14}
+LEVELS = {"easy": 6, "intermediate": 9, "hard": 14}
 CHUNK = 1_000  # Number of images that are generated and saved together.
 
 
@@ -63,7 +62,8 @@ class Settings:
 
   Attributes:
     resolution: pixels per side: 32, 64, 128 or 256.
-    difficulty: "easy", "intermediate" or "hard".
+    difficulty: "easy", "intermediate" or "hard", or a number of paddles of a
+      target snake, such as "4".
     num_images: number of images; 200,000 in LRA.
     seed: seed of the whole data set; image i depends on i and on all settings
       except num_images.
@@ -76,7 +76,7 @@ class Settings:
 
   def __post_init__(self) -> None:
     """Raises UserError for values out of range."""
-    choose("difficulty", self.difficulty, DIFFICULTIES)
+    count_paddles(self.difficulty)
     if self.resolution not in GEOMETRIES:
       raise UserError(
         f"resolution={self.resolution}: choose one of {tuple(GEOMETRIES)}."
@@ -87,7 +87,24 @@ class Settings:
       )
 
 
+def count_paddles(difficulty: str) -> int:
+  """Returns the number of paddles of a target snake.
+
+  Raises:
+    UserError: for a difficulty that is neither a level nor a number.
+  """
+  if difficulty in LEVELS:
+    return LEVELS[difficulty]
+  most = max(LEVELS.values())
+  if difficulty.isdecimal() and 2 <= int(difficulty) <= most:
+    return int(difficulty)
+  raise UserError(
+    f"difficulty={difficulty!r}: choose one of {', '.join(LEVELS)}, or a "
+    f"number of paddles from 2 to {most}."
+  )
+
+
 def distractor_counts(resolution: int, difficulty: str) -> tuple[int, int]:
   """Returns the number of distractors, and the number of paddles of each."""
-  length = DIFFICULTIES[difficulty] // 3
+  length = max(count_paddles(difficulty) // 3, 1)
   return GEOMETRIES[resolution].distractor_paddles // length, length

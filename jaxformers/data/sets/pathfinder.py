@@ -24,6 +24,7 @@ from jaxformers.data.engine.source import Keyed, Source, collect
 from jaxformers.data.generators import pathfinder
 from jaxformers.data.generators.pathfinder import CHUNK, Settings
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 FOLDERS = {
   "easy": "curv_baseline",
@@ -127,6 +128,9 @@ def released(resolution: int, difficulty: str, num_images: int) -> Source:
     resolution, difficulty: level of the release.
     num_images: number of images. One of them may be an empty file, which is
       skipped, as in LRA.
+
+  Raises:
+    UserError: for a level that the release does not have.
   """
 
   def read(archive: Path) -> dict[str, list[Keyed]]:
@@ -135,6 +139,7 @@ def released(resolution: int, difficulty: str, num_images: int) -> Source:
     expected = {difficulty: num_images - (None in rows)}
     return collect(filter(None, rows), archive, expected)
 
+  choose("difficulty of the release", difficulty, FOLDERS)
   settings: dict[str, Any] = {"difficulty": difficulty, "origin": "lra"}
   if num_images != 200_000:
     settings["num_images"] = num_images
@@ -255,7 +260,13 @@ def export(settings: Settings, folder: Path) -> None:
   """
   # Refuse to mix two exports in one folder.
   name = f"pathfinder{settings.resolution}"
-  level = folder / name / FOLDERS[settings.difficulty]
+  level = (
+    folder
+    / name
+    / FOLDERS.get(
+      settings.difficulty, f"curv_contour_length_{settings.difficulty}"
+    )
+  )
   if level.exists():
     raise UserError(
       f"{level} exists already: delete it, or export to another folder."
@@ -276,7 +287,7 @@ def _write_level(settings: Settings, level: Path) -> None:
 
   resolution, difficulty = settings.resolution, settings.difficulty
   geometry = pathfinder.GEOMETRIES[resolution]
-  contour = pathfinder.DIFFICULTIES[difficulty]
+  contour = pathfinder.count_paddles(difficulty)
   _, length = pathfinder.distractor_counts(resolution, difficulty)
   paddles = f"{geometry.continuity} {contour} {length} {geometry.paddle_length}"
   # Remove the remains of a killed export.

@@ -5,7 +5,13 @@ from jaxformers.data.generators import pathfinder
 
 @pytest.mark.parametrize(
   ("resolution", "difficulty", "expected"),
-  [(32, "hard", (5, 4)), (32, "easy", (10, 2)), (256, "intermediate", (10, 3))],
+  [
+    (32, "hard", (5, 4)),
+    (32, "easy", (10, 2)),
+    (32, "6", (10, 2)),
+    (32, "2", (20, 1)),
+    (256, "intermediate", (10, 3)),
+  ],
 )
 def test_distractor_counts_by_resolution_and_difficulty(
   resolution, difficulty, expected
@@ -17,7 +23,9 @@ def test_distractor_counts_by_resolution_and_difficulty(
   ("fields", "message"),
   [
     ({"resolution": 48}, "resolution=48.*32, 64, 128, 256"),
-    ({"difficulty": "harder"}, "difficulty.*'harder'.*hard"),
+    ({"difficulty": "harder"}, "difficulty.*'harder'.*hard.*from 2 to 14"),
+    ({"difficulty": "15"}, "difficulty='15'.*from 2 to 14"),
+    ({"difficulty": "1"}, "difficulty='1'.*from 2 to 14"),
     ({"num_images": 3}, "num_images=3"),
   ],
 )

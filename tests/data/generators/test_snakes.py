@@ -12,8 +12,8 @@ import pytest
 
 from jaxformers.data.generators import snakes
 from jaxformers.data.generators.pathfinder import (
-  DIFFICULTIES,
   GEOMETRIES,
+  LEVELS,
   Settings,
 )
 from tests.marks import long_except
@@ -117,7 +117,7 @@ def test_sample_labels_tails_and_contours_match_the_original(drawn):
   labels = np.array([drawing.label for drawing in samples])
   assert abs(labels.mean() - 0.5) < 4 * 0.5 / np.sqrt(len(labels))
   paths = np.stack([drawing.path for drawing in samples])
-  assert paths.shape[1:] == (2, DIFFICULTIES[difficulty], 2)
+  assert paths.shape[1:] == (2, LEVELS[difficulty], 2)
   assert ((paths >= 0) & (paths < size)).all()
   tails = np.hypot(*(paths[:, 0, 0] - paths[:, 1, 0]).T)
   np.testing.assert_allclose(tails, geometry.seed_distance, atol=0.8)
