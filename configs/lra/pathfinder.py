@@ -8,14 +8,17 @@ jaxformers train lra/pathfinder:size=tiny \
     --workdir runs/pathfinder
 
 Arguments: model=NAME, one that jaxformers models lists;
-size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
-objective=masked|causal for pre-training on the inputs, seed=0.
-Easier levels: --config.task.difficulty=intermediate|easy; longer sequences:
---config.task.resolution=64|128|256.
+size=paper|matched|tiny|laptop|published,
+protocol=jaxformers|lra|skyformer|s4|paper, objective=masked|causal for
+pre-training on the inputs, seed=0.
+Easier levels: --config.task.difficulty=intermediate|easy, or the number of
+paddles of a snake; longer sequences: --config.task.resolution=64|128|256.
+size=laptop first trains on shorter snakes, which are not in Long Range Arena.
 """
 
 from jaxformers.recipes import lra
 from jaxformers.recipes.pretraining import pretraining
+from jaxformers.recipes.traits import find_traits
 
 # LRA's code treats black pixels as padding, but pools them as well.
 POOLS = lra.POOLS | {"lra": "all_mean"}
@@ -59,8 +62,8 @@ def get_config(arg=None):
       "num_images": 200_000,
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
       # Images with shorter snakes for the first steps of the training.
-      "num_short": 0,
-      "short_paddles": "3 4 5",
+      "num_short": 24_000 if args.size == "laptop" else 0,
+      "short_paddles": "3 4 5 6 7 9 11",
     },
     pools=POOLS,
     length=1_024,
@@ -72,5 +75,14 @@ def get_config(arg=None):
     learning_rate=2e-4,
     warmup_steps=312,
     tiny={"learning_rate": 5e-3, "total_steps": 1_500, "batch_size": 32},
+    laptop={
+      "total_steps": 10_000,
+      "short_steps": 4_900,
+      "warmup_steps": 200,
+      "eval_steps": 500,
+      "eval_examples": 2_000,
+    },
   )
+  if args.size == "laptop" and find_traits(args.model).recurrence:
+    config.model.pool = "max"
   return pretraining(config, args)

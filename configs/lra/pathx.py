@@ -10,7 +10,8 @@ jaxformers train lra/pathx:size=tiny \
 Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|published, protocol=jaxformers|lra|skyformer|s4|paper,
 objective=masked|causal for pre-training on the inputs, seed=0.
-Easier levels: --config.task.difficulty=intermediate|easy; other sizes:
+Easier levels: --config.task.difficulty=intermediate|easy, or the number of
+paddles of a snake; other sizes:
 --config.task.resolution=32|64|256. At size=tiny there are 2,000 images, made in
 seconds.
 """
@@ -52,7 +53,7 @@ def get_config(arg=None):
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
       # Images with shorter snakes for the first steps of the training.
       "num_short": 0,
-      "short_paddles": "3 4 5",
+      "short_paddles": "3 4 5 6 7 9 11",
     },
     pools=POOLS,
     length=16_384,

@@ -28,6 +28,7 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import summarize
 from jaxformers.tasks import TASKS, Task
 from jaxformers.tasks.listops import WITHOUT_END
+from jaxformers.tasks.pathfinder import short_settings
 from jaxformers.tasks.splits import replace_all
 
 EXPORTS = ("listops", "pathfinder", "pathx")
@@ -125,7 +126,11 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
     else:
       names = (field.name for field in dataclasses.fields(Settings))
       settings = Settings(**{name: options[name] for name in names})
-      pathfinder_files.export(settings, folder)
+      short = short_settings(
+        settings, options["num_short"], options["short_paddles"]
+      )
+      for level in (settings, *short.values()):
+        pathfinder_files.export(level, folder)
   except OSError as error:
     raise UserError(
       f"The export to {folder} failed ({error.strerror or error}): free some "

@@ -415,6 +415,7 @@ class Small(NamedTuple):
 LAPTOP: Mapping[str, Small] = {
   "text": Small(d_model=128, dropout_rate=0.15),
   "image": Small(num_layers=4),
+  "pathfinder": Small(num_layers=3),
   "retrieval": Small(num_layers=1, d_model=128, dropout_rate=0.2),
 }
 

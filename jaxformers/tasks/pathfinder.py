@@ -32,7 +32,7 @@ PROTOCOLS = {
 # Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 DEFAULTS = Settings()
-SHORT_PADDLES = "3 4 5"
+SHORT_PADDLES = "3 4 5 6 7 9 11"
 
 
 @TASKS.register("pathfinder")

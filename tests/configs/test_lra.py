@@ -233,6 +233,20 @@ def test_listops_on_a_laptop_begins_with_short_expressions():
   assert 0 < laptop.short_steps < laptop.total_steps and not tiny.short_steps
 
 
+def test_pathfinder_on_a_laptop_begins_with_short_snakes():
+  tiny, laptop = (
+    c.load(f"lra/pathfinder:size={size},model=s5,protocol=s4")
+    for size in ("tiny", "laptop")
+  )
+  assert laptop.model.pool == "max"
+  stages = laptop.task.short_paddles.split()
+  steps = laptop.short_steps // len(stages)
+  # Each stage reads its images at most once.
+  assert 0 < steps * laptop.batch_size <= laptop.task.num_short
+  assert laptop.short_steps < laptop.total_steps
+  assert not tiny.task.num_short and not tiny.short_steps
+
+
 def test_laptops_train_long_and_only_recurrences_have_other_sizes():
   def check(task, model, is_other):
     tiny, laptop = (
@@ -247,8 +261,9 @@ def test_laptops_train_long_and_only_recurrences_have_other_sizes():
 
   models = {"lru": True, "mlstm": True, "transformer": False}
   models |= {"transject": False, "isometric": False}
-  cases = itertools.product(("text", "image", "retrieval"), models.items())
-  assert_all(check, ((task, *model) for task, model in cases), least=15)
+  names = ("text", "image", "retrieval", "pathfinder")
+  cases = itertools.product(names, models.items())
+  assert_all(check, ((task, *model) for task, model in cases), least=20)
   # The length of reviews is Long Range Arena's, and documents are cut.
   for task, length in (("text", 0), ("retrieval", 2_000)):
     assert c.load(f"lra/{task}:size=laptop").task.max_len == length
