@@ -53,7 +53,7 @@ def get_config(arg=None):
       "seed": 0,  # Seed of the data, which the seed of the run does not change.
       # Images with shorter snakes for the first steps of the training.
       "num_short": 0,
-      "short_paddles": "3 4 5 6 7 9 11",
+      "short_paddles": "",
     },
     pools=POOLS,
     length=16_384,

@@ -28,7 +28,6 @@ from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import summarize
 from jaxformers.tasks import TASKS, Task
 from jaxformers.tasks.listops import WITHOUT_END
-from jaxformers.tasks.pathfinder import short_settings
 from jaxformers.tasks.splits import replace_all
 
 EXPORTS = ("listops", "pathfinder", "pathx")
@@ -113,6 +112,12 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
       "--export writes generated examples, but --archive reads existing ones: "
       "remove one of the two options."
     )
+  if task.curriculum:
+    raise UserError(
+      "--export writes the files of Long Range Arena, which has no shorter "
+      "snakes: remove --num_short and --short_paddles, or export them with a "
+      "number as --difficulty."
+    )
   if task.name == "listops" and task.protocol in WITHOUT_END:
     raise UserError(
       f"The protocol {task.protocol} has no closing brackets to export: choose "
@@ -126,11 +131,7 @@ def _export(task: Task, options: dict[str, Any], folder: Path) -> None:
     else:
       names = (field.name for field in dataclasses.fields(Settings))
       settings = Settings(**{name: options[name] for name in names})
-      short = short_settings(
-        settings, options["num_short"], options["short_paddles"]
-      )
-      for level in (settings, *short.values()):
-        pathfinder_files.export(level, folder)
+      pathfinder_files.export(settings, folder)
   except OSError as error:
     raise UserError(
       f"The export to {folder} failed ({error.strerror or error}): free some "

@@ -149,8 +149,8 @@ def make_config(
   if args.size == "laptop":
     if laptop is None:
       raise UserError(
-        f"size=laptop: {task['name']} has no such size, but the other tasks "
-        "have. Choose size=tiny."
+        f"size=laptop: {task['name']} has no such size; lra/listops, lra/text, "
+        "lra/retrieval, lra/image and lra/pathfinder have. Choose size=tiny."
       )
     tiny = {**tiny, **laptop}
   # Find the sizes and the training of the protocol.

@@ -100,9 +100,15 @@ def split_budget(total: int, share: float) -> tuple[int, int]:
 
 
 def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
-  """Returns a cell with fewer steps, and with proportionally less warm-up."""
+  """Returns a cell with fewer steps, and proportionally fewer first steps.
+
+  First steps are those of the warm-up and those on short or easy examples.
+  """
   config = sweep.load_config(cell, 0)
   fields: Pairs = (("total_steps", str(steps)),)
+  if config.short_steps:
+    short = max(config.short_steps * steps // config.total_steps, 1)
+    fields += (("short_steps", str(short)),)
   schedule = config.schedule
   if warmup := schedule.warmup_steps:
     part = max(round(warmup * steps / config.total_steps), 1)

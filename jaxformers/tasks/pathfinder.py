@@ -10,7 +10,11 @@ from typing import Annotated
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
-from jaxformers.data.generators.pathfinder import Settings, count_paddles
+from jaxformers.data.generators.pathfinder import (
+  Settings,
+  count_paddles,
+  difficulty_of,
+)
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Interval, PositiveCount
@@ -32,7 +36,6 @@ PROTOCOLS = {
 # Numbers in TransJect's paper use Skyformer's protocol.
 PROTOCOLS["paper"] = PROTOCOLS["skyformer"]
 DEFAULTS = Settings()
-SHORT_PADDLES = "3 4 5 6 7 9 11"
 
 
 @TASKS.register("pathfinder")
@@ -46,7 +49,7 @@ def load_pathfinder(
   num_images: PositiveCount = DEFAULTS.num_images,
   seed: Count = DEFAULTS.seed,
   num_short: Count = 0,
-  short_paddles: str = SHORT_PADDLES,
+  short_paddles: str = "",
 ) -> Task:
   """Generates Pathfinder once, on all cores, or reads LRA's files.
 
@@ -58,13 +61,13 @@ def load_pathfinder(
     archive: path of LRA's lra_release.gz, of its unpacked folder, or of a
       folder below it, down to the level; "" generates the data.
     resolution: pixels per side: 32, 64, 128 (Path-X) or 256.
-    difficulty: "easy", "intermediate" or "hard", which is LRA's task, or the
-      number of paddles of a snake, such as "4".
+    difficulty: "easy", "intermediate" or "hard", which is LRA's task, or
+      another number of paddles of a snake, such as "4".
     num_images: number of images to generate, or to require in the archive.
     seed: seed of the generated data, not of the run.
-    num_short: number of images with shorter snakes in each stage of the first
-      `config.short_steps` steps; 0 for no such images.
-    short_paddles: numbers of paddles, one for each stage.
+    num_short: number of images in each split of the curriculum, which has
+      shorter snakes; 0 for no curriculum.
+    short_paddles: numbers of paddles of these splits, such as "3 4 5".
   """
   settings = Settings(resolution, difficulty, num_images, seed)
   short = short_settings(settings, num_short, short_paddles)
@@ -82,7 +85,7 @@ def load_pathx(
   num_images: PositiveCount = DEFAULTS.num_images,
   seed: Count = DEFAULTS.seed,
   num_short: Count = 0,
-  short_paddles: str = SHORT_PADDLES,
+  short_paddles: str = "",
 ) -> Task:
   """Opens Path-X: Pathfinder in 128 x 128 pixels, 16,384 tokens.
 
@@ -97,30 +100,34 @@ def load_pathx(
 def short_settings(
   settings: Settings, num_images: int, paddles: str
 ) -> dict[str, Settings]:
-  """Returns the settings of the images of each stage, by its name.
+  """Returns the settings of the splits of the curriculum, by their names.
 
   Args:
     settings: settings of the task.
-    num_images: number of images of a stage; 0 for no stages.
-    paddles: numbers of paddles, such as "3 4 5".
+    num_images: number of images of each split; 0 for no curriculum.
+    paddles: numbers of paddles, such as "3 4 5"; "" for no curriculum.
 
   Raises:
-    UserError: if the snakes of a stage are not shorter than those of the task.
+    UserError: if only one of the two is given, for fewer than 10 images, or if
+      the snakes are not shorter than those of the task.
   """
-  if not num_images:
-    return {}
   numbers = paddles.split()
-  most = count_paddles(settings.difficulty)
-  counts = {count_paddles(number) for number in numbers}
-  if len(counts) < max(len(numbers), 1) or max(counts) >= most:
+  if not num_images and not numbers:
+    return {}
+  if num_images < 10 or not numbers:
     raise UserError(
-      f"short_paddles={paddles!r}: give different numbers of paddles below "
-      f"{most}, the number at difficulty={settings.difficulty!r}, or "
-      "num_short=0."
+      f"num_short={num_images} and short_paddles={paddles!r}: give at least 10 "
+      "images and numbers of paddles, or neither of the two."
+    )
+  shorter = range(2, count_paddles(settings.difficulty))
+  if len({*numbers}) < len(numbers) or {*numbers} - {*map(str, shorter)}:
+    raise UserError(
+      f"short_paddles={paddles!r}: give different numbers from 2 to "
+      f"{shorter[-1]}, below those of difficulty={settings.difficulty!r}."
     )
   return {
     f"train_{number}": dataclasses.replace(
-      settings, difficulty=number, num_images=num_images
+      settings, difficulty=difficulty_of(int(number)), num_images=num_images
     )
     for number in numbers
   }
@@ -160,11 +167,11 @@ def _load(
     splits = torch_random(images, {"validation": 0.1, "test": 0.1})
   else:
     splits = slices(images, {"train": 80, "validation": 10, "test": 10})
-  # Open the images of the first steps, which LRA does not have.
-  for stage, shorter in short.items():
+  # Open the splits of the curriculum, which LRA does not have.
+  for easier, shorter in short.items():
     origin = _source(shorter, "", data_folder(data_dir))
     opened, _ = open_splits(origin, encoding, data_dir)
-    splits[stage] = opened[shorter.difficulty]
+    splits[easier] = opened[shorter.difficulty]
   return Task(
     name=name,
     protocol=protocol,
@@ -175,5 +182,5 @@ def _load(
     classes=pathfinder_files.LABELS,
     trivial=baselines.HISTOGRAMS,
     info=info,
-    stages=tuple(short),
+    curriculum=tuple(short),
   )

@@ -54,9 +54,9 @@ class Task:
     channels: number of channels of a step of a time series; 0 for other inputs.
     test_lengths: lengths of further test splits, whose scores are reported by
       length. The name of a split is "test", an underscore and its length.
-    stages: names of further splits of easier examples. The first
-      `config.short_steps` steps read them one after the other, for equal
-      numbers of steps, instead of `train`.
+    curriculum: names of further splits of easier examples, at most as long as
+      those of `train`. The first `config.short_steps` steps read these splits
+      one after the other, for equal numbers of steps, instead of `train`.
     image: (height, width, channels), or () for sequences.
     classes: names of the classes of a classification task.
   """
@@ -79,7 +79,7 @@ class Task:
   causal: bool = False
   channels: int = 0
   test_lengths: tuple[int, ...] = ()
-  stages: tuple[str, ...] = ()
+  curriculum: tuple[str, ...] = ()
   image: tuple[int, ...] = ()
   classes: tuple[str, ...] = ()
 

@@ -316,15 +316,22 @@ def _build(
 
 def _check_short(c: RunConfig, task: Task) -> None:
   """Raises UserError for fields of the first steps that do not fit the task."""
-  given = (
-    f"config.short_length={c.short_length} and config.short_steps="
-    f"{c.short_steps}: give"
+  fields = (
+    f"config.short_steps={c.short_steps} and config.short_length="
+    f"{c.short_length}"
   )
-  if not task.stages and bool(c.short_length) != bool(c.short_steps):
-    raise UserError(f"{given} both, or none.")
-  if task.stages and (c.short_length or not c.short_steps):
-    stages = ", ".join(task.stages)
-    raise UserError(f"{given} only short_steps, for the splits {stages}.")
+  if task.curriculum:
+    names = ", ".join(task.curriculum)
+    if c.short_length or c.short_steps < len(task.curriculum):
+      raise UserError(
+        f"{fields}: the first steps of this task read {names}. Give at least "
+        f"{len(task.curriculum)} short_steps, and no short_length."
+      )
+  elif c.short_steps and not c.short_length:
+    raise UserError(
+      f"{fields}: this task has no splits of easier examples. Give the "
+      "short_length of the examples of the first steps, or no short_steps."
+    )
 
 
 def check_fields(c: RunConfig) -> None:
@@ -365,6 +372,17 @@ def check_fields(c: RunConfig) -> None:
     raise UserError(
       f"config.packing=True has no compiled program, but config.program="
       f"{c.program!r}: remove one of the two."
+    )
+  if c.short_length and not c.short_steps:
+    raise UserError(
+      f"config.short_length={c.short_length} and config.short_steps=0: give "
+      "both, or none."
+    )
+  if c.short_steps >= c.total_steps:
+    raise UserError(
+      f"config.short_steps={c.short_steps} leaves no steps of "
+      f"config.total_steps={c.total_steps} for the whole training split: give "
+      "fewer."
     )
   warmup_steps = c.schedule.warmup_steps
   if warmup_steps > c.total_steps:

@@ -63,6 +63,9 @@ def introduction(run: Run) -> Iterator[str]:
   names = ("train", "validation", "test")
   counts = ", ".join(f"{len(task.splits[n]):,} {n}" for n in names)
   yield f"Data: {task.name}, protocol {task.protocol}, {counts} examples."
+  if task.curriculum:
+    easier = ", ".join(task.curriculum)
+    yield f"Curriculum: {config.short_steps:,} first steps read {easier}."
   # A CPU has no device kind: name its processor.
   is_cpu = hardware["platform"] == "cpu"
   kind = hardware["processor" if is_cpu else "device_kind"]

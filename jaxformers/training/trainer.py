@@ -60,7 +60,8 @@ class Trainer:
     parts: number of parts that a step splits its longest batch into.
     state: `TrainState`, at step 0 until a checkpoint is restored.
     evaluate: `Evaluator` of parameters on a split.
-    order: function from a step to the indices of its examples.
+    order: function from a step to the indices of its examples in the training
+      split. After a curriculum, steps are counted from its end.
     carried_seconds: wall time of the earlier processes of the run.
     origin: record of the pretrained weights that the run begins with; None if
       it begins without any, or resumes.
@@ -98,12 +99,15 @@ class Trainer:
     # Batches of this process.
     share = self.layout.share
     self._loader = Loader(train, lengths, *share, self.packing)
-    short = (0, 0) if run.task.stages else (c.short_steps, c.short_length)
+    names = run.task.curriculum
+    short = (0, 0) if names else (c.short_steps, c.short_length)
     self.order = self._loader.order(c.batch_size, c.seed, *short)
-    self._stages = [
+    # Easier examples, which the first steps read instead.
+    self._easier = [
       Loader(run.task.splits[name], lengths, *share, self.packing)
-      for name in run.task.stages
+      for name in names
     ]
+    self._orders = [each.order(c.batch_size, c.seed) for each in self._easier]
 
   def _make_step(self) -> functools.partial[Any]:
     """Returns the training step with all of its static arguments."""
@@ -329,14 +333,17 @@ class Trainer:
     Batches are read and placed on devices ahead, while the device computes.
     """
     c = self.run.config
-    orders = [stage.order(c.batch_size, c.seed) for stage in self._stages]
 
     def make(step: int) -> Any:
-      loader, order = self._loader, self.order
-      if orders and step < c.short_steps:
-        stage = step * len(orders) // c.short_steps
-        loader, order = self._stages[stage], orders[stage]
-      return self._place(loader.batch(order(step), (c.seed, step)))
+      loader, order, first = self._loader, self.order, 0
+      if self._easier:
+        # The splits of the curriculum have equal numbers of steps.
+        count = len(self._easier)
+        split = min(step * count // c.short_steps, count)
+        first = -(-split * c.short_steps // count)
+        if split < count:
+          loader, order = self._easier[split], self._orders[split]
+      return self._place(loader.batch(order(step - first), (c.seed, step)))
 
     return prefetch(make, range(start, c.total_steps))
 

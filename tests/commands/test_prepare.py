@@ -57,11 +57,11 @@ def test_prepare_exports_and_reads_its_export(tmp_path, capsys):
 @pytest.mark.long
 def test_prepare_exports_pathfinder_in_the_layout_of_lra(tmp_path):
   common = ["pathfinder", "--difficulty", "easy", "--num_images", "12"]
-  short = ["--num_short", "10", "--short_paddles", "3"]
   folders = ["--data_dir", str(tmp_path), "--export", str(tmp_path / "lra")]
-  prepare.main([*common, *short, *folders])
-  level = tmp_path / "lra" / "pathfinder32" / "curv_contour_length_3"
-  assert len(list((level / "imgs" / "0").glob("sample_*.png"))) == 10
+  short = ["--num_short", "10", "--short_paddles", "3"]
+  with pytest.raises(SystemExit, match="--export.*remove --num_short"):
+    prepare.main([*common, *short, *folders])
+  prepare.main([*common, *folders])
   level = tmp_path / "lra" / "pathfinder32" / "curv_baseline"
   assert len(list((level / "imgs" / "0").glob("sample_*.png"))) == 12
   line = (level / "metadata" / "0.npy").read_text().splitlines()[3].split()

@@ -48,26 +48,41 @@ def test_pathfinder_splits_are_slices_or_pytorchs_permutation(folder):
   assert s4.tolist() != sorted(s4)
 
 
-def test_pathfinder_stages_are_images_with_shorter_snakes(folder):
-  plain = load(folder)
-  task = load(folder, num_short=12, short_paddles="3 5")
-  assert task.stages == ("train_3", "train_5") and not plain.stages
+def test_pathfinder_curriculum_has_shorter_snakes(folder):
+  level = {"difficulty": "7"}
+  plain = load(folder, **level)
+  task = load(folder, num_short=12, short_paddles="3 6", **level)
+  assert task.curriculum == ("train_3", "train_6") and not plain.curriculum
   for name, split in plain.splits.items():
     assert task.splits[name].digest() == split.digest()
-  for stage, paddles in (("train_3", "3"), ("train_5", "5")):
-    batch = task.splits[stage].batch(np.arange(12), 1_024)
-    settings = Settings(difficulty=paddles, num_images=12)
+  for name, difficulty, paddles in (
+    ("train_3", "3", 3),
+    ("train_6", "easy", 6),
+  ):
+    batch = task.splits[name].batch(np.arange(12), 1_024)
+    settings = Settings(difficulty=difficulty, num_images=12)
     drawn = [snakes.sample(settings, k) for k in range(12)]
-    assert drawn[0].path.shape == (2, int(paddles), 2)
+    assert drawn[0].path.shape == (2, paddles, 2)
     pixels = np.stack([each.pixels.ravel() for each in drawn])
     np.testing.assert_array_equal(batch["inputs"], pixels.astype(int) + 1)
     assert batch["targets"].tolist() == [each.label for each in drawn]
 
 
-@pytest.mark.parametrize("paddles", ["", "3 6", "3 3", "1", "easy"])
-def test_pathfinder_stages_have_shorter_snakes_than_the_task(folder, paddles):
-  with pytest.raises(UserError, match="easy|from 2 to 14"):
-    load(folder, num_short=12, short_paddles=paddles)
+@pytest.mark.parametrize(
+  ("num_short", "paddles"),
+  [
+    (12, ""),
+    (0, "3"),
+    (9, "3"),
+    (12, "3 6"),
+    (12, "3 3"),
+    (12, "1"),
+    (12, "a"),
+  ],
+)
+def test_pathfinder_refuses_a_wrong_curriculum(folder, num_short, paddles):
+  with pytest.raises(UserError, match=f"short_paddles='{paddles}'"):
+    load(folder, num_short=num_short, short_paddles=paddles)
 
 
 @pytest.mark.slow

@@ -101,6 +101,11 @@ def test_run_refuses_a_workdir_of_another_config(smoke, tmp_path):
     ({"parallel": "xmap"}, "mode.*'xmap'"),
     ({"label_smoothing": 2.0}, "label_smoothing=2.0"),
     ({"margin_loss": "emma"}, "margin_tokens=0"),
+    ({"short_length": 200}, "short_length=200.*short_steps=0.*give both"),
+    (
+      {"short_steps": 10, "short_length": 9},
+      "short_steps=10.*total_steps=10.*fewer",
+    ),
     ({"margin_loss": "ema"}, "margin_loss.*'ema'"),
     ({"task.deletion": 1.0}, "task.deletion=1.0"),
     ({"reference.d_model": 15}, "num_heads=2.*d_model=15"),

@@ -258,8 +258,8 @@ def test_plan_uses_the_longest_batch(smoke, tmp_path):
 
 
 @pytest.fixture
-def staged(data_dir):
-  """Returns a function that makes a config whose first steps have stages."""
+def graded(data_dir):
+  """Returns a function that makes a config whose task has a curriculum."""
 
   def make(**fields):
     config = configs.load(
@@ -269,7 +269,7 @@ def staged(data_dir):
     config.task.update(difficulty="easy", num_images=40, num_short=16)
     config.task.short_paddles = "3 4"
     config.model.d_model = 8
-    config.update(batch_size=4, total_steps=12, short_steps=6)
+    config.update(batch_size=4, total_steps=15, short_steps=7)
     config.schedule.warmup_steps = 4
     config.update_from_flattened_dict(fields)
     return config
@@ -277,35 +277,40 @@ def staged(data_dir):
   return make
 
 
-def test_first_steps_read_the_stages_of_the_task(staged, tmp_path):
-  run = trainer_of(staged(), tmp_path)
-  splits = {
-    name: {
-      x.tobytes() for x in split.batch(np.arange(len(split)), 1_024)["inputs"]
-    }
-    for name, split in run.task.splits.items()
-  }
-  read = [
-    [np.asarray(x).tobytes() for x in batch["inputs"]]
-    for batch in run.batches(0)
-  ]
-  assert len(read) == 12
-  for step, rows in enumerate(read):
-    name = ("train_3", "train_4", "train", "train")[step // 3]
-    assert splits[name].issuperset(rows), step
+def test_first_steps_read_the_curriculum_once_in_its_order(graded, tmp_path):
+  run = trainer_of(graded(), tmp_path)
+
+  def images(batch):
+    return [row.tobytes() for row in np.asarray(batch["inputs"])]
+
+  read = [images(batch) for batch in run.batches(0)]
+  # Seven steps are four of one split and three of another; 32 examples follow.
+  names = ["train_3"] * 4 + ["train_4"] * 3 + ["train"] * 8
+  assert len(read) == len(names)
+  for name in ("train_3", "train_4", "train"):
+    split = run.task.splits[name]
+    batches = zip(read, names, strict=True)
+    rows = [row for batch, source in batches if source == name for row in batch]
+    every = split.batch(np.arange(len(split)), 1_024)
+    assert {*rows} <= {*images(every)}
+    assert len({*rows}) == len(rows)  # None is read twice.
   # A resumed run reads the same batches.
-  for step, batch in enumerate(run.batches(5), 5):
-    assert [np.asarray(x).tobytes() for x in batch["inputs"]] == read[step]
+  for start in (5, 9):
+    assert [images(batch) for batch in run.batches(start)] == read[start:]
 
 
 @pytest.mark.parametrize(
   ("fields", "message"),
   [
-    ({"short_steps": 0}, "short_steps=0: give only.*train_3, train_4"),
-    ({"short_length": 9}, "short_length=9.*give only.*train_3, train_4"),
-    ({"task.num_short": 0}, "short_length=0.*short_steps=6: give both"),
+    ({"short_steps": 0}, "short_steps=0.*train_3, train_4.*least 2"),
+    ({"short_steps": 1}, "short_steps=1.*train_3, train_4.*least 2"),
+    ({"short_length": 9}, "short_length=9.*train_3, train_4.*no short_length"),
+    (
+      {"task.num_short": 0, "task.short_paddles": ""},
+      "short_steps=7.*no splits.*no short_steps",
+    ),
   ],
 )
-def test_stages_need_short_steps(staged, tmp_path, fields, message):
+def test_curriculum_needs_short_steps(graded, tmp_path, fields, message):
   with pytest.raises(UserError, match=message):
-    trainer_of(staged(**fields), tmp_path)
+    trainer_of(graded(**fields), tmp_path)

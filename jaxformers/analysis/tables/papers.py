@@ -133,6 +133,7 @@ LISTOPS = Column(
     "max_depth": 10,
     "max_args": 10,
     "operators": "MIN MAX MED SM",
+    "num_short": 0,
   },
 )
 TEXT = Column("Text", "text", examples=25_000, length=4_000)
@@ -141,14 +142,14 @@ PATHFINDER = Column(
   "Pathfinder",
   "pathfinder",
   examples=20_000,
-  options={"difficulty": "hard", "resolution": 32},
+  options={"difficulty": "hard", "resolution": 32, "num_short": 0},
 )
 IMAGE = Column("Image", "image", examples=10_000)
 PATHX = Column(
   "Path-X",
   "pathx",
   examples=20_000,
-  options={"difficulty": "hard", "resolution": 128},
+  options={"difficulty": "hard", "resolution": 128, "num_short": 0},
 )
 # DeiT: 300 epochs of 1,281,167 images. An adapted model takes a third of them.
 DEIT_TRAINING = Training(375_600, 1_024)

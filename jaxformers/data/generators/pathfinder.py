@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 
 # Number of paddles of a target snake, by the names of LRA's levels.
 LEVELS = {"easy": 6, "intermediate": 9, "hard": 14}
@@ -62,8 +63,8 @@ class Settings:
 
   Attributes:
     resolution: pixels per side: 32, 64, 128 or 256.
-    difficulty: "easy", "intermediate" or "hard", or a number of paddles of a
-      target snake, such as "4".
+    difficulty: "easy", "intermediate" or "hard", or another number of paddles
+      of a target snake as text, such as "4".
     num_images: number of images; 200,000 in LRA.
     seed: seed of the whole data set; image i depends on i and on all settings
       except num_images.
@@ -91,17 +92,17 @@ def count_paddles(difficulty: str) -> int:
   """Returns the number of paddles of a target snake.
 
   Raises:
-    UserError: for a difficulty that is neither a level nor a number.
+    UserError: for a difficulty that is neither a level nor another number.
   """
-  if difficulty in LEVELS:
-    return LEVELS[difficulty]
-  most = max(LEVELS.values())
-  if difficulty.isdecimal() and 2 <= int(difficulty) <= most:
-    return int(difficulty)
-  raise UserError(
-    f"difficulty={difficulty!r}: choose one of {', '.join(LEVELS)}, or a "
-    f"number of paddles from 2 to {most}."
-  )
+  numbers = range(2, max(LEVELS.values()))
+  counts = {difficulty_of(number): number for number in numbers} | LEVELS
+  return counts[choose("difficulty", difficulty, counts)]
+
+
+def difficulty_of(paddles: int) -> str:
+  """Returns the difficulty of a number of paddles, a level if there is one."""
+  names = {number: name for name, number in LEVELS.items()}
+  return names.get(paddles, str(paddles))
 
 
 def distractor_counts(resolution: int, difficulty: str) -> tuple[int, int]:

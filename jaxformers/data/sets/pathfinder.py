@@ -260,13 +260,9 @@ def export(settings: Settings, folder: Path) -> None:
   """
   # Refuse to mix two exports in one folder.
   name = f"pathfinder{settings.resolution}"
-  level = (
-    folder
-    / name
-    / FOLDERS.get(
-      settings.difficulty, f"curv_contour_length_{settings.difficulty}"
-    )
-  )
+  # Other numbers of paddles have folders like those of the release.
+  other = f"curv_contour_length_{settings.difficulty}"
+  level = folder / name / FOLDERS.get(settings.difficulty, other)
   if level.exists():
     raise UserError(
       f"{level} exists already: delete it, or export to another folder."
