@@ -102,7 +102,7 @@ def split_budget(total: int, share: float) -> tuple[int, int]:
 def _with(cell: Cell, sweep: Sweep, steps: int, *settings: Pairs) -> Cell:
   """Returns a cell with fewer steps, and proportionally fewer first steps.
 
-  First steps are those of the warm-up and those on short or easy examples.
+  First steps are the warm-up, and the steps on short or easy examples.
   """
   config = sweep.load_config(cell, 0)
   fields: Pairs = (("total_steps", str(steps)),)

@@ -10,11 +10,7 @@ from typing import Annotated
 from jaxformers.data.engine import encodings
 from jaxformers.data.engine.preparation import data_folder, open_splits
 from jaxformers.data.engine.source import Source
-from jaxformers.data.generators.pathfinder import (
-  Settings,
-  count_paddles,
-  difficulty_of,
-)
+from jaxformers.data.generators.pathfinder import DIFFICULTIES, Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, Interval, PositiveCount
@@ -109,7 +105,7 @@ def short_settings(
 
   Raises:
     UserError: if only one of the two is given, for fewer than 10 images, or if
-      the snakes are not shorter than those of the task.
+      the snakes are not shorter than in the task.
   """
   numbers = paddles.split()
   if not num_images and not numbers:
@@ -119,15 +115,16 @@ def short_settings(
       f"num_short={num_images} and short_paddles={paddles!r}: give at least 10 "
       "images and numbers of paddles, or neither of the two."
     )
-  shorter = range(2, count_paddles(settings.difficulty))
+  shorter = range(2, DIFFICULTIES[settings.difficulty])
   if len({*numbers}) < len(numbers) or {*numbers} - {*map(str, shorter)}:
     raise UserError(
       f"short_paddles={paddles!r}: give different numbers from 2 to "
-      f"{shorter[-1]}, below those of difficulty={settings.difficulty!r}."
+      f"{shorter[-1]}, below the number at difficulty={settings.difficulty!r}."
     )
+  names = {count: name for name, count in DIFFICULTIES.items()}
   return {
     f"train_{number}": dataclasses.replace(
-      settings, difficulty=difficulty_of(int(number)), num_images=num_images
+      settings, difficulty=names[int(number)], num_images=num_images
     )
     for number in numbers
   }

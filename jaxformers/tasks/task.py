@@ -55,8 +55,8 @@ class Task:
     test_lengths: lengths of further test splits, whose scores are reported by
       length. The name of a split is "test", an underscore and its length.
     curriculum: names of further splits of easier examples, at most as long as
-      those of `train`. The first `config.short_steps` steps read these splits
-      one after the other, for equal numbers of steps, instead of `train`.
+      the examples of `train`. The first `config.short_steps` steps read these
+      splits one after the other, for equal numbers of steps, not `train`.
     image: (height, width, channels), or () for sequences.
     classes: names of the classes of a classification task.
   """

@@ -103,11 +103,11 @@ class Trainer:
     short = (0, 0) if names else (c.short_steps, c.short_length)
     self.order = self._loader.order(c.batch_size, c.seed, *short)
     # Easier examples, which the first steps read instead.
-    self._easier = [
+    easier = [
       Loader(run.task.splits[name], lengths, *share, self.packing)
       for name in names
     ]
-    self._orders = [each.order(c.batch_size, c.seed) for each in self._easier]
+    self._easier = [(each, each.order(c.batch_size, c.seed)) for each in easier]
 
   def _make_step(self) -> functools.partial[Any]:
     """Returns the training step with all of its static arguments."""
@@ -342,7 +342,7 @@ class Trainer:
         split = min(step * count // c.short_steps, count)
         first = -(-split * c.short_steps // count)
         if split < count:
-          loader, order = self._easier[split], self._orders[split]
+          loader, order = self._easier[split]
       return self._place(loader.batch(order(step - first), (c.seed, step)))
 
     return prefetch(make, range(start, c.total_steps))

@@ -239,9 +239,9 @@ def test_pathfinder_on_a_laptop_begins_with_short_snakes():
     for size in ("tiny", "laptop")
   )
   assert laptop.model.pool == "max"
-  stages = laptop.task.short_paddles.split()
-  steps = laptop.short_steps // len(stages)
-  # Each stage reads its images at most once.
+  numbers = laptop.task.short_paddles.split()
+  steps = laptop.short_steps // len(numbers)
+  # The images of each number are read at most once.
   assert 0 < steps * laptop.batch_size <= laptop.task.num_short
   assert laptop.short_steps < laptop.total_steps
   assert not tiny.task.num_short and not tiny.short_steps

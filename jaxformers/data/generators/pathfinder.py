@@ -17,6 +17,10 @@ from jaxformers.foundations.registry import choose
 
 # Number of paddles of a target snake, by the names of LRA's levels.
 LEVELS = {"easy": 6, "intermediate": 9, "hard": 14}
+# And by other difficulties, which are numbers of paddles as text.
+DIFFICULTIES = LEVELS | {
+  str(number): number for number in {*range(2, 14)} - {*LEVELS.values()}
+}
 CHUNK = 1_000  # Number of images that are generated and saved together.
 
 
@@ -77,7 +81,7 @@ class Settings:
 
   def __post_init__(self) -> None:
     """Raises UserError for values out of range."""
-    count_paddles(self.difficulty)
+    choose("difficulty", self.difficulty, DIFFICULTIES)
     if self.resolution not in GEOMETRIES:
       raise UserError(
         f"resolution={self.resolution}: choose one of {tuple(GEOMETRIES)}."
@@ -88,24 +92,7 @@ class Settings:
       )
 
 
-def count_paddles(difficulty: str) -> int:
-  """Returns the number of paddles of a target snake.
-
-  Raises:
-    UserError: for a difficulty that is neither a level nor another number.
-  """
-  numbers = range(2, max(LEVELS.values()))
-  counts = {difficulty_of(number): number for number in numbers} | LEVELS
-  return counts[choose("difficulty", difficulty, counts)]
-
-
-def difficulty_of(paddles: int) -> str:
-  """Returns the difficulty of a number of paddles, a level if there is one."""
-  names = {number: name for name, number in LEVELS.items()}
-  return names.get(paddles, str(paddles))
-
-
 def distractor_counts(resolution: int, difficulty: str) -> tuple[int, int]:
   """Returns the number of distractors, and the number of paddles of each."""
-  length = max(count_paddles(difficulty) // 3, 1)
+  length = max(DIFFICULTIES[difficulty] // 3, 1)
   return GEOMETRIES[resolution].distractor_paddles // length, length

@@ -48,10 +48,10 @@ from scipy import ndimage
 
 from jaxformers.data.generators.pathfinder import (
   CHUNK,
+  DIFFICULTIES,
   GEOMETRIES,
   Geometry,
   Settings,
-  count_paddles,
   distractor_counts,
 )
 
@@ -676,7 +676,7 @@ def sample(settings: Settings, index: int) -> Sample:
   """Returns image `index`, a pure function of the index and the settings."""
   # Seed a generator from everything that the image depends on.
   geometry = GEOMETRIES[settings.resolution]
-  contour = count_paddles(settings.difficulty)
+  contour = DIFFICULTIES[settings.difficulty]
   entropy = [settings.seed, settings.resolution, contour, index]
   rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
   # Draw the margin first: the sprites depend on it.

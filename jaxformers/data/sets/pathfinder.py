@@ -260,7 +260,7 @@ def export(settings: Settings, folder: Path) -> None:
   """
   # Refuse to mix two exports in one folder.
   name = f"pathfinder{settings.resolution}"
-  # Other numbers of paddles have folders like those of the release.
+  # Other numbers of paddles have folders with similar names.
   other = f"curv_contour_length_{settings.difficulty}"
   level = folder / name / FOLDERS.get(settings.difficulty, other)
   if level.exists():
@@ -283,7 +283,7 @@ def _write_level(settings: Settings, level: Path) -> None:
 
   resolution, difficulty = settings.resolution, settings.difficulty
   geometry = pathfinder.GEOMETRIES[resolution]
-  contour = pathfinder.count_paddles(difficulty)
+  contour = pathfinder.DIFFICULTIES[difficulty]
   _, length = pathfinder.distractor_counts(resolution, difficulty)
   paddles = f"{geometry.continuity} {contour} {length} {geometry.paddle_length}"
   # Remove the remains of a killed export.
