@@ -251,7 +251,7 @@ class Trainer:
     split, size = self.task.splits["train"], self.run.config.batch_size
     if self.packing:
       lengths, deal = split.lengths(), self.packing.deal
-      first = self.run.config.short_steps
+      first = 0 if self._easier else self.run.config.short_steps
       batches = (self.order(first + step) for step in range(PLANNED))
       return max(batches, key=lambda batch: len(deal(lengths[batch])))
     indices = np.arange(size) % len(split)
