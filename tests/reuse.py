@@ -222,10 +222,10 @@ real_init_evaluator = evaluate.Evaluator.__init__
 def _init_evaluator(self, model, mode, batch_size, lengths, layout=None):
   layout = layout or evaluate.compilers.layout()
   real_init_evaluator(self, model, mode, batch_size, lengths, layout)
-  programs = (self._prepared, self._step, self._place)
+  programs = (self.prepare, self.step, self._place)
   code = (*_registered(model.config), losses.MAX_ANSWER)
   key = ("evaluate", model, code, _modes(), mode, layout)
-  self._prepared, self._step, self._place = PROGRAMS.setdefault(key, programs)
+  self.prepare, self.step, self._place = PROGRAMS.setdefault(key, programs)
 
 
 def _initial_state(self):

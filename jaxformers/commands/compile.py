@@ -1,11 +1,11 @@
-r"""Compiles the steps of a config for TPUs or GPUs that need not be there.
+r"""Compiles the steps of a config for TPUs or GPUs that this machine lacks.
 
 jaxformers compile lra/listops:model=transject --device v5e:2x2
 jaxformers compile lra/text:model=s5 --device v5e:4x4 --slices 2 \
     --sizes vocab_size=257,max_len=4000,num_classes=2 --config.mesh=data:32
 
-The real compiler plans the memory of each device, in as many parts of the batch
-as fit. Operations, bytes and the compiler's cycles are counted with the
+The real compiler plans the memory of each device, with the batch in the fewest
+parts that fit. Operations, bytes and the compiler's cycles are counted with the
 bodies of loops times their trips. "compiler ms" is the compiler's own estimate;
 "compute ms" and "memory ms" are the operations and the bytes at the published
 peaks of the device.

@@ -18,7 +18,6 @@ from jaxformers.config import RunConfig
 from jaxformers.data.engine.loader import Loader, pad_lengths
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call
-from jaxformers.models import make_variables
 from jaxformers.training import (
   compilers,
   executables,
@@ -28,8 +27,8 @@ from jaxformers.training import (
   run,
 )
 from jaxformers.training import state as states
+from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.layout import Layout, placed_shapes, token_axis
-from jaxformers.training.steps import eval_step
 from jaxformers.training.topologies import Chip
 from jaxformers.training.trainer import make_step, more_parts, sees_batch
 
@@ -49,14 +48,15 @@ class Report:
     arguments, temporaries, total: memory in GiB: state and batch; temporary
       arrays; and all arrays at the same time.
     available: memory of a device in GiB.
-    tflop, gigabytes: operations in products, without kernels, and bytes of the
-      main memory that are read and written, with loops by their trips.
+    tflop, gigabytes: operations of products, and bytes of the main memory that
+      are read and written, with loops by their trips. See `programs.Counts` for
+      what they leave out.
     compiler_ms: time from the compiler's estimate of cycles; 0 if it has none.
-      The estimate leaves out FFTs and the time to communicate.
     compute_ms, memory_ms: time of the operations and of the bytes at the peaks
       of the device.
-    binds: "compute" or "memory", the greater of these two; "loops" if the
-      compiler's estimate is more than four times as great.
+    binds: "compute" or "memory", the greater of these two; "latency" if
+      the compiler's estimate is more than four times as great, as with many
+      short operations or trips of a loop.
     loops: numbers of trips of the loops.
     collectives: communication between devices.
     seconds: time to compile.
@@ -199,29 +199,30 @@ class Ahead:
     self.state = jax.eval_shape(create, config.seed)
 
   def train(self) -> Report:
-    """Compiles the train step, in as many parts as fit the memory.
+    """Compiles the train step, in the fewest parts with which it fits.
 
     Raises:
-      UserError: if no number of parts fits.
+      UserError: if it does not fit.
     """
     c = self.config
     rows = c.batch_size // self.layout.parts
-    # Take more parts until the step fits, if the config leaves the choice.
-    parts = more = c.accumulate or 1
-    while more:
-      parts = more
+    # The user chooses the parts if examples of a batch see each other.
+    is_chosen = c.accumulate > 0 or sees_batch(self.model)
+    parts = c.accumulate or 1
+    while True:
       try:
         return self._compile_train(parts)
       except MemoryError as error:
-        needs = str(error)
-      is_chosen = c.accumulate or sees_batch(self.model)
-      more = 0 if is_chosen else more_parts(rows, parts)
-    raise UserError(
-      f"A step needs {needs} in {parts} part(s) of its batch, and a device has "
-      f"{self.chip.gib:g} GiB. Set --config.model.memory=recomputed, a smaller "
-      "--config.batch_size, a greater --config.accumulate, or a --config.mesh "
-      "that splits the model over devices."
-    )
+        if not is_chosen and (more := more_parts(rows, parts)):
+          parts = more
+          continue
+        greater = "a greater --config.accumulate, " if is_chosen else ""
+        raise UserError(
+          f"A step needs {error} in {parts} part(s) of its batch, and a device "
+          f"has {self.chip.gib:g} GiB. Set --config.model.memory=recomputed, "
+          f"{greater}a smaller --config.batch_size, or a --config.mesh that "
+          "splits the model over devices."
+        ) from error
 
   def _compile_train(self, parts: int) -> Report:
     report, self._program = self._report(
@@ -233,26 +234,23 @@ class Ahead:
   def _lower_train(self, parts: int, batch: dict[str, Any]) -> Any:
     layout = self.layout
     step = make_step(self.config, self.model, self.tx, layout, parts)
-    options = {"state": self.state, "donate": True}
+    compiled, _ = compilers.compile_step(
+      self.config.parallel, step, layout, state=self.state, donate=True
+    )
     sharding = layout.state_sharding(self.state)
-    return self._lower(step, self.state, sharding, batch, **options)
+    return self._lower(compiled, self.state, sharding, batch)
 
-  def _lower(
-    self, step: Any, first: Any, sharding: Any, batch: Any, **options: Any
-  ) -> Any:
-    """Returns step(first, batch), lowered for the devices.
+  def _lower(self, compiled: Any, first: Any, sharding: Any, batch: Any) -> Any:
+    """Returns compiled(first, batch), lowered for the devices.
 
     Args:
-      step: train or evaluation step.
+      compiled: train or evaluation step, from `compilers.compile_step`.
       first: shapes of its first argument.
       sharding: placement of the first argument, for jit.
       batch: shapes of a batch.
-      **options: options of the compiler.
     """
-    mode, layout = self.config.parallel, self.layout
-    compiled: Any
-    compiled, _ = compilers.compile_step(mode, step, layout, **options)
-    if mode == "jit":
+    layout = self.layout
+    if self.config.parallel == "jit":
       batch = placed_shapes(batch, layout.batch_sharding(batch))
       return compiled.lower(placed_shapes(first, sharding), batch)
 
@@ -290,21 +288,19 @@ class Ahead:
     Raises:
       UserError: if the step does not fit.
     """
-    layout = self.layout
-    prepare = functools.partial(make_variables, self.model, placement=layout)
-    params = self.state.params
-    placed = placed_shapes(params, layout.state_sharding(params))
+    c, params = self.config, self.state.params
+    evaluator = Evaluator(
+      self.model, c.parallel, c.eval_batch_size, self.lengths, self.layout
+    )
     # Take the placement that the evaluator's variables have.
-    prepared = jax.jit(layout.traced(prepare)).lower(placed).compile()
-    variables = jax.eval_shape(prepare, params)
-    rows = layout.round_up(self.config.eval_batch_size)
+    placed = placed_shapes(params, self.layout.state_sharding(params))
+    placement = evaluator.prepare.lower(placed).compile().output_shardings
+    variables = jax.eval_shape(evaluator.prepare, params)
     batch = {
-      k: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)
+      k: jax.ShapeDtypeStruct((evaluator.batch_size, *x.shape[1:]), x.dtype)
       for k, x in self.batch.items()
     }
-    step = functools.partial(eval_step, model=self.model)
-    placement = prepared.output_shardings
-    lowered = self._lower(step, variables, placement, batch)
+    lowered = self._lower(evaluator.step, variables, placement, batch)
     try:
       return self._report("evaluation", 1, lowered)[0]
     except MemoryError as error:
@@ -337,7 +333,7 @@ class Ahead:
     compiler_ms = counts.cycles / chip.clock / 1e6 if chip.clock else 0.0
     binds = "compute" if compute_ms > memory_ms else "memory"
     if compiler_ms > 4 * max(compute_ms, memory_ms):
-      binds = "loops"
+      binds = "latency"
     report = Report(
       step=name,
       parts=parts,

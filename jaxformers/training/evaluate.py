@@ -53,6 +53,8 @@ class Evaluator:
     objective: losses and metric of the model.
     lengths: lengths that batches are padded to; longer sequences are cut to the
       last one.
+    prepare: compiled function from parameters to the variables of `step`.
+    step: compiled evaluation step of a batch.
   """
 
   def __init__(
@@ -71,9 +73,9 @@ class Evaluator:
     self.objective = LOSSES[model.objective]
     # Compile the orthogonal matrices separately from the step that uses them.
     prepare = functools.partial(make_variables, model, placement=layout)
-    self._prepared = jax.jit(prepare)
+    self.prepare = jax.jit(layout.traced(prepare))
     step = functools.partial(eval_step, model=model)
-    self._step, self._place = compilers.compile_step(mode, step, layout)
+    self.step, self._place = compilers.compile_step(mode, step, layout)
     self._share = layout.share
 
   def __call__(
@@ -87,7 +89,7 @@ class Evaluator:
       tick: called with the number of examples done so far.
     """
     # Compute the orthogonal matrices once for the whole split.
-    variables = self._prepared(params)
+    variables = self.prepare(params)
     total: dict[str, Any] = {}
     waiting: dict[str, Any] = {}
     rows: list[dict[str, np.ndarray]] = []
@@ -96,7 +98,7 @@ class Evaluator:
     batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):
       processes.restart_stall_timer()
-      sums = self._step(variables, batch)
+      sums = self.step(variables, batch)
       # Read the sums one batch late, so that host and device work in parallel.
       if collected := waiting.pop(COLLECTED, None):
         rows.append(jax.device_get(collected))

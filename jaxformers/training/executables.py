@@ -7,6 +7,7 @@ A program is a pickle of JAX, which may run code: load only files of your own.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from jaxformers.config import RunConfig, flatten, plain
+from jaxformers.config import RunConfig, differences, plain
 from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
@@ -40,15 +41,19 @@ FIELDS = (
 # Packages of the compilers, by the platforms of their devices.
 COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda13-pjrt"]}
 FACTS = "facts.json"
-# Name, shape and dtype of every array of a batch.
-Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
+# Settings of JAX that change a program.
+SETTINGS = (
+  "jax_default_matmul_precision",
+  "jax_default_prng_impl",
+  "jax_enable_x64",
+  "jax_threefry_partitionable",
+)
 
 
-def batch_key(batch: Mapping[str, Any]) -> Shapes:
+def batch_key(batch: Mapping[str, Any]) -> str:
   """Returns the types of a batch, by which compiled programs differ."""
-  return tuple(
-    (name, tuple(x.shape), str(x.dtype)) for name, x in sorted(batch.items())
-  )
+  types = (f"{k} {x.dtype}{[*x.shape]}" for k, x in sorted(batch.items()))
+  return ", ".join(types)
 
 
 def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
@@ -60,6 +65,8 @@ def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
   return plain(
     {
       "versions": {name: _version(name) for name in names},
+      "settings": {name: getattr(jax.config, name) for name in SETTINGS},
+      "options of libtpu": os.environ.get("LIBTPU_INIT_ARGS", ""),
       "code": provenance.code_digest(),
       "device": devices[0].device_kind,
       "mesh": layout.mesh.shape,
@@ -85,7 +92,7 @@ def save(
   path: str | Path,
   facts: Mapping[str, Any],
   parts: int,
-  programs: Mapping[Shapes, Any],
+  programs: Mapping[str, Any],
 ) -> None:
   """Writes compiled programs to a file.
 
@@ -93,9 +100,9 @@ def save(
     path: file to write; its folder is made.
     facts: result of `describe`.
     parts: number of parts of a batch.
-    programs: compiled programs, by the shapes of their batches.
+    programs: compiled programs, by the `batch_key` of their batches.
   """
-  header = {"facts": facts, "parts": parts, "shapes": list(programs)}
+  header = {"facts": facts, "parts": parts, "batches": list(programs)}
   Path(path).parent.mkdir(parents=True, exist_ok=True)
   with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
     file.writestr(FACTS, json.dumps(header))
@@ -106,7 +113,7 @@ def save(
 
 def load(
   path: str | Path, facts: Mapping[str, Any], step: Any, state: Any, batch: Any
-) -> tuple[int, dict[Shapes, Any]] | str:
+) -> tuple[int, dict[str, Any]] | str:
   """Returns the parts and the programs of a file, or why they do not fit.
 
   Args:
@@ -122,29 +129,25 @@ def load(
   try:
     with zipfile.ZipFile(path) as file:
       header = json.loads(file.read(FACTS))
-      payloads = [file.read(str(k)) for k in range(len(header["shapes"]))]
+      payloads = [file.read(str(k)) for k in range(len(header["batches"]))]
   except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
     raise UserError(
       f"config.program={str(path)!r}: {error}. Give a file of `jaxformers "
       "compile --out`, or remove the field."
     ) from error
-  # Name the first fact that differs.
-  before = flatten(header["facts"])
-  for name, value in flatten(facts).items():
-    if before.get(name) != value:
-      return f"its {name} is {before.get(name)}, and this run has {value}"
+  if differing := differences(header["facts"], facts):
+    return f"this run differs from it in {differing[0]}"
   inside = jax.tree.structure(((state, batch), {}))
   outside = jax.tree.structure(jax.eval_shape(step, state, batch))
   devices = jax.tree.leaves(state)[0].sharding.mesh.devices.ravel().tolist()
   programs = {}
-  for shapes, payload in zip(header["shapes"], payloads, strict=True):
-    key = tuple((name, tuple(shape), dtype) for name, shape, dtype in shapes)
+  for key, payload in zip(header["batches"], payloads, strict=True):
     try:
       programs[key] = serialize_executable.deserialize_and_load(
         payload, inside, outside, execution_devices=devices
       )
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, KeyError, ValueError) as error:
       return f"the device refuses it: {error}"
   if batch_key(batch) not in programs:
-    return "its batches have other shapes"
+    return f"its batches are {'; '.join(programs)}"
   return header["parts"], programs

@@ -29,10 +29,10 @@ COLLECTIVES = (
   "all-gather",
   "reduce-scatter",
   "all-to-all",
+  "ragged-all-to-all",
   "collective-permute",
+  "collective-broadcast",
 )
-# Names of the compiler for kinds of communication between slices of TPUs.
-_BETWEEN_SLICES = {"one-to-one": "collective-permute"}
 # Instructions that move no data.
 _FREE = {
   "parameter",
@@ -47,6 +47,14 @@ _FREE = {
   "add-dependency",
   "iota",
 }
+# Attributes with the computations that an instruction runs, besides fusions.
+_RUNS = {
+  "while": r"body=%?([\w.\-]+)",
+  "call": r"(?:to_apply|calls)=%?([\w.\-]+)",
+  "conditional": r"_computation=%?([\w.\-]+)",
+}
+# Options of a window along each axis, with their defaults.
+_WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 _SLICING = ("dynamic-slice", "slice", "gather")
 _PASSING = ("bitcast", "copy", "convert", "reshape", "transpose")
 
@@ -61,6 +69,7 @@ class Instruction:
     shape: text of the type of the result.
     kind: operation, such as "fusion".
     rest: operands and attributes, as text.
+    scope: instructions of its computation, by their names.
   """
 
   is_root: bool
@@ -68,11 +77,17 @@ class Instruction:
   shape: str
   kind: str
   rest: str
+  scope: dict[str, Instruction] = dataclasses.field(repr=False, compare=False)
 
   @property
   def operands(self) -> list[str]:
     """Names of the operands."""
     return re.findall(r"%([\w.\-]+)", self.rest.partition("), ")[0])
+
+  @property
+  def sources(self) -> list[Instruction]:
+    """Instructions that compute the operands."""
+    return [self.scope[name] for name in self.operands if name in self.scope]
 
   def attribute(self, pattern: str) -> str:
     """Returns the first group of a pattern in the attributes, or ""."""
@@ -178,164 +193,124 @@ def arrays(shape: str) -> list[Array]:
 
 
 _WORK = ("flops", "bytes", "cycles")
-# Kind, group and crosses_slices of a `Collective`.
-_Key = tuple[str, int, bool]
 # Instructions of each computation, by their names.
 Program = dict[str, dict[str, Instruction]]
+# Numbers by the names of `_WORK`; and numbers of instructions and of bytes, by
+# the kind, the group and crosses_slices of a `Collective`.
+_Total = Counter[Any]
 
 
 def parse(text: str) -> tuple[str, Program]:
   """Returns the name of the entry, and the instructions of computations."""
-  entry, current = "", {}
+  entry, scope = "", {}
   computations: Program = {}
   for line in text.splitlines():
     if head := _COMPUTATION.match(line):
-      current = computations.setdefault(head[2], {})
+      scope = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
     elif match := _INSTRUCTION.match(line):
       root, name, shape, kind, rest = match.groups()
-      each = Instruction(bool(root), name, shape, kind, rest)
+      each = Instruction(bool(root), name, shape, kind, rest, scope)
       # Read an asynchronous pair as one instruction, at its end.
       if kind.endswith(("-done", "-update")):
         kind = kind.rpartition("-")[0]
-        begun = current.get(each.operands[0])
+        begun = scope.get(each.operands[0])
         if begun and begun.kind in (kind, f"{kind}-start"):
-          rest = current.pop(begun.name).rest
-        each = Instruction(bool(root), name, shape, kind, rest)
-      current[name] = each
+          rest = scope.pop(begun.name).rest
+        each = Instruction(bool(root), name, shape, kind, rest, scope)
+      scope[name] = each
   return entry, computations
 
 
 class _Reader:
-  """Counts the instructions of a program, from its entry."""
+  """Counts the instructions of the computations of a program."""
 
   def __init__(self, computations: Program, slices: Mapping[int, int]) -> None:
     self.computations, self.slices = computations, slices
-    self.work: Counter[str] = Counter()  # By the names of `_WORK`.
-    self.loops: list[int] = []
-    self.collectives: Counter[_Key] = Counter()  # Numbers of instructions.
-    self.sent: Counter[_Key] = Counter()  # Bytes.
 
-  def visit(self, name: str, times: int) -> None:
-    """Adds the instructions of a computation, which runs `times` times."""
-    instructions = self.computations[name]
-    for each in instructions.values():
+  def total(self, name: str) -> tuple[_Total, list[int]]:
+    """Returns the counts of a computation, and the trips of its loops."""
+    total: _Total = Counter()
+    loops: list[int] = []
+    for each in self.computations[name].values():
+      times = 1
       # A loop runs its body as often as its condition says.
       if each.kind == "while":
-        trips = self._trips(each, instructions)
-        self.loops.append(trips)
-        body = each.attribute(r"body=%?([\w.\-]+)")
-        self.visit(body, times * max(trips, 1))
-      elif each.kind == "call":
-        called = each.attribute(r"(?:to_apply|calls)=%?([\w.\-]+)")
-        self.visit(called, times)
-        continue  # Its instructions are counted.
-      elif each.kind == "conditional":
-        # Count the branch that computes most.
-        self._visit_branches(each, times)
-      cycles = each.attribute(r'"estimated_cycles":"(\d+)"')
-      self.work["cycles"] += times * int(cycles or 0)
-      self.work["flops"] += times * self._flops(each, instructions)
-      self.work["bytes"] += times * self._bytes(each, instructions)
-      self._add_collectives(each, times)
+        times = self._trips(each)
+        loops.append(times)
+      names = re.findall(_RUNS.get(each.kind, "$^"), each.rest)
+      listed = each.attribute(r"branch_computations=\{([^}]*)\}")
+      names += re.findall(r"[\w.\-]+", listed)
+      if names:
+        # Of branches, count the one that computes most.
+        inside = map(self.total, names)
+        more, trips = max(inside, key=lambda t: [t[0][k] for k in _WORK])
+        loops += trips
+        for key, number in more.items():
+          total[key] += max(times, 1) * number
+      if each.kind != "call":  # Whose instructions are counted.
+        cycles = each.attribute(r'"estimated_cycles":"(\d+)"')
+        total["cycles"] += int(cycles or 0)
+        total["flops"] += self._flops(each)
+        total["bytes"] += self._bytes(each)
+        self._add_collectives(each, total)
+    return total, loops
 
-  def _visit_branches(self, each: Instruction, times: int) -> None:
-    names = re.findall(r"_computation=%?([\w.\-]+)", each.rest)
-    listed = each.attribute(r"branch_computations=\{([^}]*)\}")
-    names += re.findall(r"[\w.\-]+", listed)
-    branches = [_Reader(self.computations, self.slices) for _ in names]
-    for branch, name in zip(branches, names, strict=True):
-      branch.visit(name, times)
-    if branches:
-      most = max(branches, key=lambda b: [b.work[name] for name in _WORK])
-      self.loops += most.loops
-      self.work.update(most.work)
-      self.collectives.update(most.collectives)
-      self.sent.update(most.sent)
+  def _called(self, each: Instruction) -> dict[str, Instruction]:
+    """Returns the instructions of a fusion; {} for other instructions."""
+    return self.computations.get(each.attribute(_CALLED), {})
 
-  def _trips(
-    self, loop: Instruction, instructions: Mapping[str, Instruction]
-  ) -> int:
+  def _trips(self, loop: Instruction) -> int:
     """Returns the trips of a loop that counts by one; 0 if it is unknown."""
     if trips := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
       return int(trips)
     condition = self.computations[loop.attribute(r"condition=%?([\w.\-]+)")]
-    direction, sides = self._compared(_root(condition), condition)
+    direction, sides = self._compared(_root(condition))
     if direction != "LT":
       return 0
     # The counter is in the state of the loop, and rises to the limit.
-    start, limit = self._start(sides[0], loop, instructions), _integer(sides[1])
+    start, limit = _start(sides[0], loop), _integer(sides[1])
     return 0 if start is None or limit is None else max(limit - start, 0)
 
-  def _compared(
-    self, root: Instruction, scope: Mapping[str, Instruction]
-  ) -> tuple[str, list[Instruction]]:
+  def _compared(self, root: Instruction) -> tuple[str, list[Instruction]]:
     """Returns the direction and the sides of a comparison, maybe fused."""
     if root.kind == "compare":
-      sides = [scope[name] for name in root.operands]
-      return root.attribute(r"direction=(\w+)"), sides
+      return root.attribute(r"direction=(\w+)"), root.sources
     if root.kind != "fusion":
       return "", []
-    inner = self.computations[root.attribute(_CALLED)]
-    direction, sides = self._compared(_root(inner), inner)
+    direction, sides = self._compared(_root(self._called(root)))
     # Replace the parameters of the fusion by its operands.
     outer = [
-      scope[root.operands[int(side.rest.partition(")")[0])]]
+      root.sources[int(side.rest.partition(")")[0])]
       if side.kind == "parameter"
       else side
       for side in sides
     ]
     return direction, outer
 
-  def _start(
-    self,
-    counter: Instruction,
-    loop: Instruction,
-    instructions: Mapping[str, Instruction],
-  ) -> int | None:
-    """Returns the first value of a counter; None if it is no constant."""
-    place = counter.attribute(r"index=(\d+)")
-    state = instructions.get(loop.operands[0])
-    if not place or state is None or state.kind != "tuple":
-      return None
-    first = instructions.get(state.operands[int(place)])
-    # The compiler may copy the constant first.
-    return _integer(_source(first, instructions)) if first else None
-
-  def _flops(
-    self, each: Instruction, instructions: Mapping[str, Instruction]
-  ) -> int:
+  def _flops(self, each: Instruction) -> int:
     """Returns the operations of a product, or of the products in a fusion."""
     if each.kind in ("fusion", "async"):
-      inner = self.computations[each.attribute(_CALLED)]
-      return sum(self._flops(part, inner) for part in inner.values())
+      return sum(map(self._flops, self._called(each).values()))
     if each.kind not in ("dot", "convolution"):
       return 0
     (result,) = arrays(each.shape)
-    left, right = (
-      arrays(instructions[name].shape)[0].dims for name in each.operands[:2]
-    )
+    left, right = (arrays(source.shape)[0].dims for source in each.sources[:2])
     if each.kind == "convolution":
       return 2 * _convolved(each, left, right, result.dims)
     axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
     return 2 * result.entries * math.prod(left[k] for k in axes)
 
-  def _bytes(
-    self, each: Instruction, instructions: Mapping[str, Instruction]
-  ) -> int:
+  def _bytes(self, each: Instruction) -> int:
     """Returns the bytes of the main memory that an instruction moves."""
-    if each.kind in _FREE or each.kind.endswith("-start"):
-      return 0
-    if "AllocateBuffer" in each.rest:
+    is_start = each.kind.endswith("-start")
+    if each.kind in _FREE or is_start or "AllocateBuffer" in each.rest:
       return 0
     results = arrays(each.shape)
-    operands = [
-      instructions[name].shape for name in each.operands if name in instructions
-    ]
-    read = [arrays(shape) for shape in operands]
+    read = [arrays(source.shape) for source in each.sources]
     if each.kind == "fusion":
       return self._fused_bytes(each, results, read)
-    # Slices read and write as much as they take.
+    # A slice moves its entries, and not the whole operand.
     if each.kind in _SLICING and read:
       taken = results[0].size
       return results[0].main + (taken if read[0][0].is_main else 0)
@@ -353,81 +328,65 @@ class _Reader:
     read: list[list[Array]],
   ) -> int:
     """Returns the bytes that a fusion reads and writes, slices as slices."""
-    scope = self.computations[each.attribute(_CALLED)]
+    scope = self._called(each)
     root = _root(scope)
-    roots = [root]
-    if root.kind == "tuple":
-      roots = [scope[name] for name in root.operands]
+    roots = root.sources if root.kind == "tuple" else [root]
     total = 0
     for result, part in zip(results, roots, strict=False):
       if result.is_main:
-        total += self._written(part, scope, result)
+        total += _written(part, result)
     for place, sources in enumerate(read):
       if not sources or not sources[0].is_main:
         continue
       size = sum(a.main for a in sources)
-      entries = self._read_entries(scope, _parameter(scope, place))
+      entries = self._read_entries(_parameter(scope, place))
       taken = size if entries is None else entries * sources[0].bits // 8
       total += min(size, taken)
     return total
 
-  def _written(
-    self, part: Instruction, scope: Mapping[str, Instruction], result: Array
-  ) -> int:
-    """Returns the bytes that a result takes, or the slice that it updates."""
-    part = _source(part, scope)
-    if part.kind == "dynamic-update-slice":
-      (update,) = arrays(scope[part.operands[1]].shape)
-      return min(result.size, update.entries * result.bits // 8)
-    return result.size
-
-  def _read_entries(
-    self, scope: Mapping[str, Instruction], name: str
-  ) -> int | None:
+  def _read_entries(self, each: Instruction) -> int | None:
     """Returns the entries of an array that a fusion reads; None for all."""
     total = 0
-    for user in scope.values():
-      if name not in user.operands:
+    for user in each.scope.values():
+      if each.name not in user.operands:
         continue
-      if user.kind in _SLICING and user.operands[0] == name:
+      if user.kind in _SLICING and user.operands[0] == each.name:
         total += sum(a.entries for a in arrays(user.shape))
         continue
-      if user.kind == "dynamic-update-slice" and user.operands[0] == name:
+      if user.kind == "dynamic-update-slice" and user.operands[0] == each.name:
         continue  # Updated in place.
       inner: int | None = None
       if user.kind in _PASSING and not user.is_root:
-        inner = self._read_entries(scope, user.name)
+        inner = self._read_entries(user)
       elif user.kind == "fusion":
-        called = self.computations[user.attribute(_CALLED)]
-        place = user.operands.index(name)
-        inner = self._read_entries(called, _parameter(called, place))
+        place = user.operands.index(each.name)
+        inner = self._read_entries(_parameter(self._called(user), place))
       if inner is None:
         return None
       total += inner
     return total
 
-  def _add_collectives(self, each: Instruction, times: int) -> None:
+  def _add_collectives(self, each: Instruction, total: _Total) -> None:
     """Adds a collective, or the collectives in a fusion."""
-    if called := each.attribute(_CALLED):
-      inner = self.computations.get(called, {})
-      # A TPU writes a reduce-scatter as a slice of an all-reduce.
-      for part in inner.values():
-        summed = _source(part, inner, (*_PASSING, "dynamic-slice"))
-        if part.kind == "dynamic-slice" and summed.kind == "all-reduce":
-          self._add("reduce-scatter", summed, arrays(each.shape), times)
-          return
-      for part in inner.values():
-        self._add_collectives(part, times)
-    elif each.kind in COLLECTIVES:
-      self._add(each.kind, each, arrays(each.shape), times)
+    inner = self._called(each).values()
+    # A TPU writes a reduce-scatter as a slice of an all-reduce.
+    for part in inner:
+      summed = _source(part, (*_PASSING, "dynamic-slice"))
+      if part.kind == "dynamic-slice" and summed.kind == "all-reduce":
+        self._add("reduce-scatter", summed, each.shape, total)
+        return
+    for part in inner:
+      self._add_collectives(part, total)
+    if each.kind in COLLECTIVES:
+      self._add(each.kind, each, each.shape, total)
     elif each.kind == "recv" and "_xla_megascale" in each.rest:
       # Hosts exchange data between slices: count what is received.
       name = each.attribute(r'_transfer_type="(\w+)"').lower().replace("_", "-")
-      kind = _BETWEEN_SLICES.get(name, name)
-      self._add(kind, each, arrays(each.shape), times)
+      kind = name.replace("one-to-one", "collective-permute")
+      self._add(kind, each, each.shape, total)
 
   def _add(
-    self, kind: str, each: Instruction, results: list[Array], times: int
+    self, kind: str, each: Instruction, shape: str, total: _Total
   ) -> None:
     # The first group of slices, as {1,2}x{0:3} or {{100000,200000},...}.
     target = each.attribute(r'_xla_megascale_target="?\{+([^{}]+)')
@@ -440,18 +399,35 @@ class _Reader:
     if target:
       group, crosses = len(re.findall(r"\d+", target)), True
     key = (kind, group, crosses)
-    self.collectives[key] += times
-    self.sent[key] += times * sum(a.data for a in results)
+    total["count", key] += 1
+    total["sent", key] += sum(a.data for a in arrays(shape))
+
+
+def _start(counter: Instruction, loop: Instruction) -> int | None:
+  """Returns the first value of a counter; None if it is no constant."""
+  place = counter.attribute(r"index=(\d+)")
+  (state,) = loop.sources
+  if not place or state.kind != "tuple":
+    return None
+  # The compiler may copy the constant first.
+  return _integer(_source(state.sources[int(place)]))
+
+
+def _written(part: Instruction, result: Array) -> int:
+  """Returns the bytes that a result takes, or the slice that it updates."""
+  part = _source(part)
+  if part.kind == "dynamic-update-slice":
+    (update,) = arrays(part.sources[1].shape)
+    return min(result.size, update.entries * result.bits // 8)
+  return result.size
 
 
 def _source(
-  each: Instruction,
-  scope: Mapping[str, Instruction],
-  passing: Sequence[str] = _PASSING,
+  each: Instruction, passing: Sequence[str] = _PASSING
 ) -> Instruction:
   """Returns the instruction whose entries another one passes on."""
-  while each.kind in passing and each.operands[0] in scope:
-    each = scope[each.operands[0]]
+  while each.kind in passing and each.sources:
+    each = each.sources[0]
   return each
 
 
@@ -477,27 +453,23 @@ def _convolved(
     left, right, result: lengths of the axes of the input, of the kernel and of
       the output.
   """
-  names = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)
-  assert names is not None
+  names = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)[0]
   inputs, kernel, outputs = (
     dict(zip(labels, lengths, strict=True))
-    for labels, lengths in zip(
-      names.groups(), (left, right, result), strict=True
-    )
+    for labels, lengths in zip(names, (left, right, result), strict=True)
   )
-  total = kernel["i"] * outputs["b"] * outputs["f"]
-  axes = sorted(name for name in kernel if name.isdigit())
+  axes = sorted(filter(str.isdigit, kernel))
   window = each.attribute(r"window=\{([^}]*)\}")
+  written = dict(re.findall(r"(\w+)=(\S+)", window))
+
+  total = kernel["i"] * outputs["b"] * outputs["f"]
   for place, axis in enumerate(axes):
-    # Read the options of the window along this axis.
+    # Padding has two numbers for each axis: before and after the input.
     stride, before, spread, step = (
-      int(_option(window, name, place, default))
-      for name, default in (
-        ("stride", "1"),
-        ("pad", "0"),
-        ("lhs_dilate", "1"),
-        ("rhs_dilate", "1"),
-      )
+      int(written[name].split("x")[place].partition("_")[0])
+      if name in written
+      else default
+      for name, default in _WINDOW.items()
     )
     # Position of every entry of the window at every output.
     starts = np.arange(outputs[axis]) * stride - before
@@ -507,19 +479,10 @@ def _convolved(
   return total
 
 
-def _option(window: str, name: str, place: int, default: str) -> str:
-  """Returns an option of a window along an axis, such as its stride."""
-  match = re.search(rf"\b{name}=(\S+)", window)
-  if not match:
-    return default
-  # Padding has two numbers for each axis: before and after the input.
-  return match[1].split("x")[place].partition("_")[0]
-
-
-def _parameter(scope: Mapping[str, Instruction], place: int) -> str:
-  """Returns the name of a parameter of a fusion."""
+def _parameter(scope: Mapping[str, Instruction], place: int) -> Instruction:
+  """Returns a parameter of a fusion."""
   return next(
-    each.name
+    each
     for each in scope.values()
     if each.kind == "parameter" and each.rest.startswith(f"{place})")
   )
@@ -583,11 +546,12 @@ def count(text: str, devices: Sequence[Any] = ()) -> Counts:
   """
   slices = {k: getattr(d, "slice_index", 0) for k, d in enumerate(devices)}
   entry, computations = parse(text)
-  reader = _Reader(computations, slices)
-  reader.visit(entry, 1)
-  collectives = tuple(
-    Collective(*key, number, reader.sent[key])
-    for key, number in sorted(reader.collectives.items())
+  total, loops = _Reader(computations, slices).total(entry)
+  keys: list[tuple[str, int, bool]] = sorted(
+    key[1] for key in total if key[0] == "count"
   )
-  work = {name: reader.work[name] for name in _WORK}
-  return Counts(**work, loops=tuple(reader.loops), collectives=collectives)
+  collectives = tuple(
+    Collective(*key, total["count", key], total["sent", key]) for key in keys
+  )
+  work = {name: total[name] for name in _WORK}
+  return Counts(**work, loops=tuple(loops), collectives=collectives)

@@ -7,14 +7,12 @@ device or a driver.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import math
 import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,14 @@ from jaxformers.foundations.registry import choose
 
 # How to install the compiler for TPUs, and for GPUs.
 INSTALL = "pip install -e '.[aot]'"
-INSTALL_CUDA = "pip install 'jax[cuda13]'"
-# What libtpu reads: no metadata server, and no lock file for one process. Its
-# log, which complains about absent hosts, is no fault of the program.
+INSTALL_CUDA = "pip install -e '.[cuda]'"
+# What libtpu reads: no metadata server, no lock file for one process, and no
+# log about the hosts and the type of a slice that is not there.
 ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-1",
   "TPU_STDERR_LOG_LEVEL": "3",
   "TPU_MIN_LOG_LEVEL": "3",
 }
@@ -39,13 +39,15 @@ class Chip:
   """Published peaks of one device, as JAX counts devices.
 
   Attributes:
-    gib: memory that JAX takes by default, in GiB: all of a TPU's, and three
-      quarters of a GPU's.
+    gib: memory for arrays in GiB: what the compiler of TPUs plans with, which
+      is a little less than the chip has; three quarters of a GPU's, which JAX
+      takes by default.
     bfloat16, float32: dense products in TFLOP/s, as JAX computes them by
       default: float32 is one pass of bfloat16 on a TPU, and TF32 on a GPU.
     bandwidth: bandwidth of the memory, in GB/s.
     clock: clock of a TPU's cores in GHz, by which the compiler's cycles become
-      seconds; 0 if it is not published.
+      seconds: the published peak, divided by the operations of all matrix units
+      in a cycle; 0 if it is not known.
     axes: number of axes of a TPU's topologies; 0 for a GPU.
     cloud: name of the cloud's types of slices, and the number that such a
       name counts for each chip: v5p-8 has four chips.
@@ -62,34 +64,18 @@ class Chip:
 
 # Sources: Google Cloud's pages "TPU v4", "v5e", "v5p", "v6e" and "TPU7x", which
 # has two devices on each chip; NVIDIA's data sheets of the H100 and H200 (SXM)
-# and of the DGX B200, without sparsity; targets/*.txtpb for memory.
+# and of the DGX B200, without sparsity. Memory: libtpu 0.0.42, which refuses a
+# program with more, and targets/*.txtpb.
 CHIPS = {
-  "v4": Chip(32, 275, 275, 1_228, 1.05, 3, ("v4", 2)),
-  "v5e": Chip(16, 197, 197, 819, 1.5, 2, ("v5litepod", 1)),
-  "v5p": Chip(95, 459, 459, 2_765, 1.75, 3, ("v5p", 2)),
-  "v6e": Chip(32, 918, 918, 1_640, 1.75, 2, ("v6e", 1)),
-  "tpu7x": Chip(96, 1_153, 1_153, 3_690, 0, 3, ("tpu7x", 2)),
+  "v4": Chip(30.75, 275, 275, 1_228, 1.05, 3, ("v4", 2)),
+  "v5e": Chip(15.75, 197, 197, 819, 1.5, 2, ("v5litepod", 1)),
+  "v5p": Chip(95.74, 459, 459, 2_765, 1.75, 3, ("v5p", 2)),
+  "v6e": Chip(31.25, 918, 918, 1_640, 1.75, 2, ("v6e", 1)),
+  "tpu7x": Chip(94.75, 1_153, 1_153, 3_690, 0, 3, ("tpu7x", 2)),
   "h100": Chip(0.75 * 79.1, 989, 494, 3_352),
   "h200": Chip(0.75 * 141, 989, 494, 4_800),
   "b200": Chip(0.75 * 178.3, 2_250, 1_125, 7_672),
 }
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides what libtpu writes to the file descriptor of standard error.
-
-  It warns about hosts and accelerators that a description does not need.
-  """
-  sys.stderr.flush()
-  kept = os.dup(2)
-  try:
-    with open(os.devnull, "wb") as nowhere:
-      os.dup2(nowhere.fileno(), 2)
-    yield
-  finally:
-    os.dup2(kept, 2)
-    os.close(kept)
 
 
 def read_name(name: str) -> tuple[str, tuple[int, ...]]:
@@ -148,22 +134,20 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
     UserError: for an unknown topology, or without the compiler for it.
   """
   kind, shape = read_name(name)
-  chip = CHIPS[kind]
-  plugin, install = ("jax_cuda13_plugin", INSTALL_CUDA)
-  if chip.axes:
-    plugin, install = ("libtpu", INSTALL)
+  platform = "tpu" if CHIPS[kind].axes else "cuda"
+  plugin, install, form = {
+    "tpu": ("libtpu", INSTALL, _tpus),
+    "cuda": ("jax_cuda13_plugin", INSTALL_CUDA, _gpus),
+  }[platform]
   if importlib.util.find_spec(plugin) is None:
     raise UserError(f"--device {name} needs {plugin}: {install}.")
   from jax.experimental import topologies
 
-  form = _tpus if chip.axes else _gpus
-  platform = "tpu" if chip.axes else "cuda"
   written, options = form(kind, shape, slices)
   try:
-    with _quiet():
-      topology = topologies.get_topology_desc(
-        written, platform=platform, **options
-      )
+    topology = topologies.get_topology_desc(
+      written, platform=platform, **options
+    )
   except Exception as error:  # The plugin raises errors of several kinds.
     raise UserError(
       f"The compiler cannot describe --device {name}: {error}. Shapes that "

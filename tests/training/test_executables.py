@@ -51,7 +51,7 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
   trainer = Trainer(dataclasses.replace(run, config=other))
   trainer.plan()
   assert len(trainer._programs) == 1
-  said = "is not used: its config.total_steps is 10, and this run has 99"
+  said = "is not used: this run differs from it in config.total_steps: 10 -> 99"
   assert said in capsys.readouterr().out
   # A file may lack the shapes of a batch, or be refused by the device.
   trainer = Trainer(run)
@@ -64,7 +64,7 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
 
   assert not isinstance(load(batch), str)
   shorter = jax.tree.map(lambda x: x[:4], batch)
-  assert load(shorter) == "its batches have other shapes"
+  assert load(shorter).startswith("its batches are inputs int32[")
 
   def refuse(*_, **options):
     raise jax.errors.JaxRuntimeError("no")

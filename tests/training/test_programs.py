@@ -132,7 +132,7 @@ def test_data_mesh_sends_one_all_reduce_of_the_gradient():
 )
 def test_groups_of_a_collective_are_read_in_every_form(groups, expected):
   line = programs.Instruction(
-    False, "x", "f32[4]", "all-reduce", f"%y), {groups}"
+    False, "x", "f32[4]", "all-reduce", f"%y), {groups}", {}
   )
   assert programs._groups(line) == expected
 
