@@ -33,7 +33,7 @@ from jaxformers.foundations import allocator, cli, workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.models import MODELS
-from jaxformers.training.executables import Shapes, batch_key
+from jaxformers.training.executables import batch_key
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 
@@ -88,7 +88,7 @@ def flags(overrides: Row) -> list[str]:
 
 def seconds_per_step(run: Trainer, start: int) -> float:
   """Returns the mean time of the steps from `start`, without compilation."""
-  seen: set[Shapes] = set()
+  seen: set[str] = set()
   spent: list[float] = []
   for number, batch in enumerate(run.batches(start)):
     (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))

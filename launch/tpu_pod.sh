@@ -20,7 +20,8 @@ usage: launch/tpu_pod.sh ACTION --name NAME --zone ZONE [options] [-- ARGUMENTS]
   --version   version of the TPU software; default tpu-ubuntu2204-base
   --spot      a cheaper pod, which may be taken away at any time
   --dry_run   print the commands and run nothing; "run" with --type also
-              compiles the config for that type and prints its cost
+              prepares the data, compiles the config for that type on this
+              machine, and prints its cost
   ARGUMENTS   for prepare: python -m jaxformers prepare ARGUMENTS
               for run and resume: python -m jaxformers.main ARGUMENTS
 TEXT
@@ -114,7 +115,13 @@ compile_for_type() {
     case $1 in
       --config) config=${2:-} && shift ;;
       --config=*) config=${1#*=} ;;
-      --config.*) fields+=("$1") ;;
+      --config.*)
+        fields+=("$1")
+        # The value may be the next word.
+        if [[ $1 != *=* && ${2:-} && ${2:-} != --* ]]; then
+          fields+=("$2") && shift
+        fi
+        ;;
     esac
     shift
   done

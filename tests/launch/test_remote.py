@@ -123,7 +123,8 @@ def test_tpu_pod_script_creates_runs_and_deletes_a_pod(run, pod):
 
 
 def test_tpu_pod_script_compiles_for_the_type_in_a_dry_run(run, pod):
-  arguments = ("--config", "lra/text", "--workdir", "w", "--config.seed=1")
+  fields = ("--config.seed=1", "--config.mesh", "data:16", "--config.packing")
+  arguments = ("--config", "lra/text", *fields, "--workdir", "w")
   options = (*POD, "--dry_run", "--type", "v5litepod-16")
   ran, (compiled,) = run(pod, "run", *options, "--", *arguments)
   assert compiled[1:] == [
@@ -133,7 +134,7 @@ def test_tpu_pod_script_compiles_for_the_type_in_a_dry_run(run, pod):
     "lra/text",
     "--device",
     "v5litepod-16",
-    "--config.seed=1",
+    *fields,
   ]
   assert "python -m jaxformers compile lra/text" in ran.stdout
   assert "gcloud" in ran.stdout  # The command is printed, and not run.
