@@ -6,9 +6,9 @@ jaxformers compile lra/text:model=s5 --device v5e:4x4 --slices 2 \
 
 The real compiler plans the memory of each device, with the batch in the fewest
 parts that fit. Operations, bytes and the compiler's cycles are counted with the
-bodies of loops times their trips. "compiler ms" is the compiler's own estimate;
-"compute ms" and "memory ms" are the operations and the bytes at the published
-peaks of the device.
+bodies of loops times their trips. "compiler ms" is the compiler's own estimate,
+or 0 if it has none; "compute ms" and "memory ms" are the operations and the
+bytes at the published peaks of the device.
 
 --sizes gives the sizes of the task; without it the data are prepared. --out
 writes the train step to a file. A run on such devices with the same config and

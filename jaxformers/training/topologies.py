@@ -49,8 +49,8 @@ class Chip:
       seconds: the published peak, divided by the operations of all matrix units
       in a cycle; 0 if it is not known.
     axes: number of axes of a TPU's topologies; 0 for a GPU.
-    cloud: name of the cloud's types of slices, and the number that such a
-      name counts for each chip: v5p-8 has four chips.
+    cloud: first part of the cloud's types of slices, and the number that such
+      a type counts for each chip: v5p-8 has four chips.
   """
 
   gib: float
