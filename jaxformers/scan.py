@@ -413,7 +413,8 @@ def _segment_backward(
   """
   before, factors, b, flags, g = segment
   a = factors if fixed is None else fixed
-  run = FORMS[form]
+  # A kernel has no derivative of its own.
+  run = functools.partial(_states, form) if form == "kernel" else FORMS[form]
   # Recompute the states; `earlier` holds h_(t-1) at step t.
   states = run(a, b, flags, before)
   earlier = _map(

@@ -302,6 +302,18 @@ def test_linear_scan_auto_form_gives_the_same_states(monkeypatch):
     )
 
 
+@pytest.mark.slow
+def test_the_kernel_is_transposed_twice():
+  a, b, _, _ = case((2, 20, 3), is_complex=False, varies=True, is_masked=False)
+
+  def run(x):
+    return linear_scan(a, x, form="kernel")[0]
+
+  _, pull = jax.vjp(run, b)
+  _, push = jax.vjp(lambda g: pull(g)[0], jnp.zeros_like(b))
+  chex.assert_trees_all_close(push(b)[0], run(b), atol=1e-5)
+
+
 @pytest.mark.parametrize(
   ("shapes", "options", "message"),
   [

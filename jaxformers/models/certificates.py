@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -122,8 +123,9 @@ class Evaluation:
     self._variables = make_variables(model, params)
 
   def logits(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the logits of examples, [b, c]."""
-    return np.asarray(outputs(self._model, self._variables, ids))
+    """Returns the logits of examples at full precision, [b, c]."""
+    with jax.default_matmul_precision("highest"):
+      return np.asarray(outputs(self._model, self._variables, ids))
 
   def mask(self, ids: np.ndarray) -> np.ndarray:
     """Returns the mask of the tokens, bool [b, n]."""

@@ -7,6 +7,7 @@ information: num_layers * num_experts + d numbers per sample.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -150,14 +151,17 @@ _apply = jax.jit(invertible.forward, static_argnames="layers")
 _weights = jax.jit(
   lambda layers, variables: layers.weights(variables), static_argnums=0
 )
-_shared = jax.jit(
-  lambda layers, variables, x, mask: layers.shared(variables, x, mask).value,
-  static_argnums=0,
-)
 _embed = jax.jit(
   lambda embedding, params, ids: embedding.apply({"params": params}, ids),
   static_argnums=0,
 )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _shared(layers: Any, variables: Any, x: jax.Array, mask: jax.Array) -> Any:
+  # At full precision, as in `capture`.
+  with jax.default_matmul_precision("highest"):
+    return layers.shared(variables, x, mask).value
 
 
 def _check_contraction(

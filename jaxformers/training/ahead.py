@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -134,20 +133,6 @@ def open_batch(
   return sizes, task.max_len, shapes
 
 
-def _compile(lowered: Any) -> Any:
-  """Compiles a step; MemoryError names the memory of one that is refused."""
-  try:
-    return lowered.compile()
-  except jax.errors.JaxRuntimeError as error:
-    text = str(error)
-    # More parts do not help a kernel that needs too much memory of a core.
-    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
-      raise
-    size = re.search(r"(?:\(|Used )([\d.]+)G", text)
-    needs = f"{float(size[1]):.2f} GiB" if size else "more memory"
-    raise MemoryError(needs) from error
-
-
 class Ahead:
   """Compiles the steps of a config for the devices of a topology."""
 
@@ -218,10 +203,11 @@ class Ahead:
           continue
         greater = "a greater --config.accumulate, " if is_chosen else ""
         raise UserError(
-          f"A step needs {error} in {parts} part(s) of its batch, and a device "
-          f"has {self.chip.gib:g} GiB. Set --config.model.memory=recomputed, "
-          f"{greater}a smaller --config.batch_size, or a --config.mesh that "
-          "splits the model over devices."
+          f"A step needs {error.args[0] / 2**30:.2f} GiB in {parts} part(s) of "
+          f"its batch, and a device has {self.chip.gib:g} GiB. Set "
+          f"--config.model.memory=recomputed, {greater}a smaller "
+          "--config.batch_size, or a --config.mesh that splits the model over "
+          "devices."
         ) from error
 
   def _compile_train(self, parts: int) -> Report:
@@ -278,7 +264,7 @@ class Ahead:
 
       batch = {name: cut(x) for name, x in self.batch.items()}
       lowered = self._lower_train(self.parts, batch)
-      compiled[executables.batch_key(batch)] = _compile(lowered)
+      compiled[executables.batch_key(batch)] = memory.compile_step(lowered)
     facts = executables.describe(self.config, self.model, self.layout)
     executables.save(path, facts, self.parts, compiled)
 
@@ -305,25 +291,26 @@ class Ahead:
       return self._report("evaluation", 1, lowered)[0]
     except MemoryError as error:
       raise UserError(
-        f"An evaluation needs {error}, and a device has {self.chip.gib:g} GiB: "
-        "set a smaller --config.eval_batch_size."
+        f"An evaluation needs {error.args[0] / 2**30:.2f} GiB, and a device "
+        f"has {self.chip.gib:g} GiB: set a smaller --config.eval_batch_size."
       ) from error
 
   def _report(self, name: str, parts: int, lowered: Any) -> tuple[Report, Any]:
     """Compiles a lowered step, and reads the program.
 
     Raises:
-      MemoryError: if the step does not fit, with the memory that it needs.
+      MemoryError: if the step does not fit, with the bytes that it needs.
     """
     layout, chip = self.layout, self.chip
     began = time.perf_counter()
-    program = _compile(lowered)
+    program = memory.compile_step(lowered)
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()
-    total = memory.planned_bytes(program) / 2**30
+    planned = memory.planned_bytes(program)
+    total = planned / 2**30
     if total > chip.gib:
-      raise MemoryError(f"{total:.2f} GiB")
+      raise MemoryError(planned)
     devices = layout.mesh.devices.ravel().tolist()
     counts = programs.count(program.as_text(), devices)
     is_short = self.config.model.dtype == "bfloat16"

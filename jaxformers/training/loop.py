@@ -137,6 +137,7 @@ def _identity(run: Run) -> dict[str, Any]:
 def _train_and_score(trainer: Trainer, profile: bool) -> dict[str, Any]:
   """Trains in a locked workdir, then scores the best checkpoint."""
   run = trainer.run
+  processes.restart_stall_timer()
   with run.checkpoints() as checkpoints, contextlib.ExitStack() as logs:
     # Continue from the latest checkpoint.
     loop_state = LoopState()
@@ -375,9 +376,10 @@ class _Loop:
     """Starts a step, and meanwhile reads the sums of the previous one."""
     trainer = self.trainer
     processes.restart_stall_timer()
-    # Forbid implicit transfers under jit; pmap copies the state to its devices.
+    # Forbid implicit transfers to devices under jit; pmap copies the state.
+    # Compiling for another length may copy constants from a device.
     guard = "disallow" if self.config.parallel == "jit" else "allow"
-    with jax.transfer_guard(guard):
+    with jax.transfer_guard_host_to_device(guard):
       trainer.state, sums = trainer.train_step(trainer.state, batch)
     # The device computes this step while the host reads the previous sums.
     self.settle()

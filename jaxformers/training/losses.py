@@ -514,7 +514,8 @@ def sentences(
     return _report(loss, loss, extra, weights, {})
   # Compare every first sentence with every second one that is not padding.
   first, second = _unit(vectors[:, 0]), _unit(vectors[:, 1])
-  logits = first @ second.T / TEMPERATURE
+  # One pass of bfloat16 is too coarse for so small a temperature.
+  logits = jnp.matmul(first, second.T, precision="highest") / TEMPERATURE
   logits = jnp.where(weights[None] > 0, logits, jnp.finfo(logits.dtype).min)
   loss = -jnp.diagonal(jax.nn.log_softmax(logits, axis=1))
   is_right = logits.argmax(1) == jnp.arange(len(logits))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,28 @@ CGROUP_LIMITS = (
   "/sys/fs/cgroup/memory/memory.limit_in_bytes",
 )
 MEMORY_INFO = Path("/proc/meminfo")
+
+
+def compile_step(lowered: Any) -> Any:
+  """Returns a compiled step.
+
+  Args:
+    lowered: result of `jax.jit(...).lower(...)`.
+
+  Raises:
+    MemoryError: if the compiler refuses a step that does not fit the device, as
+      for TPUs. Its argument is the bytes of the step; infinity if unknown.
+  """
+  try:
+    return lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    text = str(error)
+    # More parts do not help a kernel that needs too much memory of a core.
+    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
+      raise
+    size = re.search(r"(?:\(|Used )([\d.]+)G", text)
+    needed = float(size[1]) * 2**30 if size else math.inf
+    raise MemoryError(needed) from error
 
 
 def planned_bytes(program: Any) -> int:

@@ -215,7 +215,10 @@ def start(cluster: Cluster) -> None:
 
 
 def restart_stall_timer() -> None:
-  """Reports that this process is alive. Called before every step."""
+  """Reports that this process is alive.
+
+  Called before every step, and before the first one is compiled.
+  """
   if _restart_timer:
     _restart_timer()
 
@@ -291,6 +294,14 @@ def broadcast_from_first(flag: bool) -> bool:
 def all_true(flag: bool) -> bool:
   """Returns True if the flag is True in all processes."""
   return bool(multihost_utils.process_allgather(np.array(flag)).all())
+
+
+def least(size: int) -> int:
+  """Returns the least size of all processes, in bytes; to a MiB for several."""
+  if not has_peers():
+    return size
+  sizes = multihost_utils.process_allgather(np.int32(size >> 20))
+  return int(sizes.min()) << 20
 
 
 def require_same(fields: Mapping[str, Any]) -> None:

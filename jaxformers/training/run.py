@@ -250,7 +250,7 @@ def first_params(run: Run) -> Any:
       or cannot be read.
   """
   # Draw the parameters from the seed.
-  initial = run.layout.place_state(run.initial_state()).params
+  initial = run.initial_state().params
   folder = run.config.pretrained
   if not folder:
     return initial

@@ -195,8 +195,9 @@ class Trainer:
     batch = self._place(self._loader.batch(self._longest(), (0, 0)))
     if self.run.config.program:
       self._load_programs(batch)
-    device = self.layout.mesh.devices.flat[0]
-    available = memory.device_bytes(device)
+    # Only a process's own devices tell their memory, and all must agree.
+    device = self.layout.mesh.local_devices[0]
+    available = processes.least(memory.device_bytes(device))
     needed, program = self._planned(batch)
     # Split the batch into more parts until the step fits.
     if available and needed > available:
@@ -217,7 +218,7 @@ class Trainer:
       if needed > available or is_chosen:
         raise UserError(self._too_large(first, asked, needed, available))
     self._programs[batch_key(batch)] = program
-    return needed
+    return int(needed)
 
   def _load_programs(self, batch: Any) -> None:
     """Loads the compiled steps of `config.program`, if they fit this run.
@@ -228,19 +229,28 @@ class Trainer:
     c = self.run.config
     facts = executables.describe(c, self.model, self.layout)
     loaded = executables.load(c.program, facts, self._step, self.state, batch)
-    if not isinstance(loaded, str):
-      parts, programs = loaded
-      if c.accumulate in (0, parts):
-        # The file has equal parts for all lengths.
-        self.parts, self._longest_length, self._programs = parts, 0, programs
-        self._step, _ = self._compile()  # For other shapes of batches.
-        return
-      loaded = f"its number of parts is {parts}"
-    print(f"config.program={c.program!r} is not used: {loaded}. Compiling.")
+    reason = loaded if isinstance(loaded, str) else ""
+    parts, programs = (0, {}) if isinstance(loaded, str) else loaded
+    if not reason and c.accumulate not in (0, parts):
+      reason = f"its number of parts is {parts}"
+    # All processes must run the same program.
+    if processes.all_true(not reason):
+      # The file has equal parts for all lengths.
+      self.parts, self._longest_length, self._programs = parts, 0, programs
+      self._step, _ = self._compile()  # For other shapes of batches.
+      return
+    reason = reason or "another process cannot use it"
+    print(f"config.program={c.program!r} is not used: {reason}. Compiling.")
 
-  def _planned(self, batch: Any) -> tuple[int, Any]:
+  def _planned(self, batch: Any) -> tuple[float, Any]:
+    """Returns the bytes of the step, and its program; None if it is refused."""
     program = self._programs.get(batch_key(batch))
-    program = program or self._step.lower(self.state, batch).compile()
+    if program is None:
+      lowered = self._step.lower(self.state, batch)
+      try:
+        program = memory.compile_step(lowered)
+      except MemoryError as error:  # From the compiler of TPUs.
+        return error.args[0], None
     return memory.planned_bytes(program), program
 
   def _longest(self) -> np.ndarray:
@@ -259,7 +269,7 @@ class Trainer:
     return indices
 
   def _too_large(
-    self, needed: int, asked: int, least: int, available: int
+    self, needed: float, asked: int, least: float, available: int
   ) -> str:
     """Returns the error message for a step that does not fit its device.
 

@@ -55,6 +55,19 @@ def find_bound(model, params):
   return bounds.find_bound(model, make_variables(model, params))
 
 
+def test_logits_are_computed_at_full_precision(monkeypatch):
+  """A product of a TPU is one pass of bfloat16 by default."""
+  names = []
+
+  def outputs(model, variables, ids):
+    names.append(jax.config.jax_default_matmul_precision)
+    return np.zeros((len(ids), CLASSES))
+
+  monkeypatch.setattr(certificates, "outputs", outputs)
+  certificates.Evaluation(*build()).logits(ids_of(0))
+  assert names == ["highest"]
+
+
 CASES = [
   ("isometric", "mean", {}),
   ("isometric", "max", {"block": {"form": "feed_forward", "a": "budget"}}),

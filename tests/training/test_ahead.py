@@ -12,7 +12,6 @@ from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
-from jaxformers.training import ahead as ahead_module
 from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.evaluate import Evaluator
@@ -168,7 +167,7 @@ def make_with_memory(monkeypatch, gib, model="s5", *overrides):
 
   def compile_train(self, parts):
     if 3 / parts > self.chip.gib:
-      raise MemoryError(f"{3 / parts:.2f} GiB")
+      raise MemoryError(3 / parts * 2**30)
     numbers = dict.fromkeys([f.name for f in dataclasses.fields(Report)], 0)
     numbers |= {"parts": parts, "total": 3 / parts}
     return Report(**numbers | {"available": self.chip.gib})
@@ -212,21 +211,6 @@ def test_a_step_that_the_compiler_refuses_gets_a_message():
   overrides = ("--config.batch_size=4194304", "--config.accumulate=1")
   with pytest.raises(UserError, match=r"needs 1\d\d\.\d\d GiB in 1 part"):
     make("lru", *overrides).train()
-
-
-@pytest.mark.parametrize(
-  ("memory", "error"),
-  [("hbm. Used 3.50G", MemoryError), ("vmem", RuntimeError)],
-)
-def test_only_the_main_memory_asks_for_more_parts(memory, error):
-  class Lowered:
-    def compile(self):
-      raise jax.errors.JaxRuntimeError(
-        f"RESOURCE_EXHAUSTED: Ran out of memory in memory space {memory}"
-      )
-
-  with pytest.raises(error, match="3.50 GiB|vmem"):
-    ahead_module._compile(Lowered())
 
 
 @pytest.mark.parametrize(

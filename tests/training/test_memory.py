@@ -31,6 +31,24 @@ def test_planned_bytes_count_donated_arguments_once():
   )
 
 
+@pytest.mark.parametrize(
+  ("memory_space", "error", "message"),
+  [
+    ("hbm. Used 3.50G", MemoryError, str(3.5 * 2**30)),
+    ("hbm", MemoryError, "inf"),
+    ("vmem", RuntimeError, "vmem"),
+  ],
+)
+def test_only_the_main_memory_asks_for_more_parts(memory_space, error, message):
+  def refuse():
+    raise jax.errors.JaxRuntimeError(
+      f"RESOURCE_EXHAUSTED: Ran out of memory in memory space {memory_space}"
+    )
+
+  with pytest.raises(error, match=message):
+    memory.compile_step(types.SimpleNamespace(compile=refuse))
+
+
 def test_planned_bytes_without_analysis_are_0():
   silent = types.SimpleNamespace(memory_analysis=lambda: None)
   assert memory.planned_bytes(silent) == 0

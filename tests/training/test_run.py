@@ -7,7 +7,7 @@ from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations import workdirs
 from jaxformers.training import compilers, loop, resume, run
-from jaxformers.training.run import open_run, open_trained_run
+from jaxformers.training.run import first_params, open_run, open_trained_run
 
 
 @pytest.mark.slow
@@ -263,3 +263,9 @@ def test_default_workdir_is_named_by_config_and_overrides(monkeypatch, request):
   assert folder(spec, longer) != name
   endless = ["--config.schedule.name=constant"]
   assert folder(spec, *endless) == folder(spec, *endless, longer)
+
+
+def test_first_params_are_on_one_device(smoke, tmp_path):
+  """Analyses do not split over devices, and no kernel could."""
+  params = first_params(open_run(smoke("transject"), tmp_path / "run"))
+  assert all(x.sharding.num_devices == 1 for x in jax.tree.leaves(params))

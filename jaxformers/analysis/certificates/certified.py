@@ -62,7 +62,8 @@ def _margins(
   model: Model, variables: Any, ids: jax.Array, labels: jax.Array
 ) -> jax.Array:
   """Returns the margins of examples, [b]; compiled once for a model."""
-  logits: Any = model.apply(variables, ids, train=False)
+  with jax.default_matmul_precision("highest"):  # As `Evaluation.logits`.
+    logits: Any = model.apply(variables, ids, train=False)
   return margins(logits, labels)
 
 
@@ -89,7 +90,8 @@ def _slopes(
     values = margins(logits, labels)
     return values.sum(), values
 
-  grads, values = jax.grad(total, has_aux=True)(change)
+  with jax.default_matmul_precision("highest"):
+    grads, values = jax.grad(total, has_aux=True)(change)
   return values, grads
 
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -139,7 +140,8 @@ class Vote:
 
   def logits(self, ids: np.ndarray) -> np.ndarray:
     """Returns the logits of texts as they are, float32 [b, c]."""
-    return np.asarray(outputs(self._model, self._variables, ids))
+    with jax.default_matmul_precision("highest"):
+      return np.asarray(outputs(self._model, self._variables, ids))
 
   @functools.cached_property
   def single(self) -> np.ndarray:

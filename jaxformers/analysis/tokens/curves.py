@@ -31,6 +31,7 @@ from jaxformers.models import Model
 from jaxformers.models import capture as captures
 from jaxformers.models.capture import Capture
 from jaxformers.models.variables import make_variables
+from jaxformers.orthogonal.products import dot
 
 CURVES = {
   "similarity": "mean cosine of two tokens",
@@ -134,7 +135,7 @@ def _of_streams(
   result: list[dict[str, jax.Array]] = []
   product: Any = None
   for number, matrix in enumerate(mixing):
-    product = matrix if product is None else jnp.matmul(matrix, product)
+    product = matrix if product is None else dot(matrix, product)
     if number % 2:
       s = jnp.linalg.svd(product, compute_uv=False)
       sums = [jnp.abs(product).sum(axis).max(-1) for axis in (-1, -2)]

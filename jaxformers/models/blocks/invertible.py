@@ -413,7 +413,7 @@ def recomputed(
   # In a scan, XLA cannot merge the second run with the first.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def step(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-    return forward(layers, weights, x, shared, mask)[0], None
+    return layers.forward(weights, x, shared, mask)[0], None
 
   return jax.lax.scan(step, x, stacked)[0]
 

@@ -10,6 +10,7 @@ import pytest
 from jaxformers.analysis.certificates import certified
 from jaxformers.data.engine.packed import pack
 from jaxformers.models import bounds, certificates
+from jaxformers.models.variables import make_variables
 from tests.assertions import assert_between
 from tests.marks import long_except
 from tests.models.test_certificates import CASES, build, find_bound, ids_of
@@ -42,6 +43,20 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
     is_tight += [sure.any(), (~right).any()]
   assert any(is_tight[::2])
   assert any(is_tight[1::2])
+
+
+def test_attacked_margins_are_computed_at_full_precision():
+  """Below it, an attack could be found where a certificate holds."""
+  model, params = build()
+  ids, labels = ids_of(0), np.zeros(6, np.int32)
+  arguments = (model, make_variables(model, params), ids, labels)
+  change = np.zeros((*ids.shape, model.config.d_model), np.float32)
+  for text in (
+    certified._margins.lower(*arguments).as_text(),
+    certified._slopes.lower(*arguments, change).as_text(),
+  ):
+    assert "precision = [HIGHEST, HIGHEST]" in text
+    assert "precision = [DEFAULT" not in text
 
 
 @pytest.mark.long
