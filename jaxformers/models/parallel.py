@@ -27,24 +27,23 @@ def experts_are_spread() -> bool:
   return _mesh().shape.get(MODEL, 1) > 1
 
 
-def _runs_alone(backend: str) -> bool:
-  """Returns True if programs run on a single device of a backend."""
-  is_alone = _mesh().size <= 1 and not platforms.is_portable()
-  return is_alone and platforms.backend() == backend
+def _runs_on(backend: str) -> bool:
+  """Returns True if programs run on devices of a backend only."""
+  return platforms.backend() == backend and not platforms.is_portable()
 
 
 def on_one_cpu() -> bool:
   """Returns True if programs run on a single CPU, without a mesh."""
-  return _runs_alone("cpu")
+  return _runs_on("cpu") and _mesh().size <= 1
 
 
-def on_one_gpu(capability: float) -> bool:
-  """Returns True if programs run on a single Nvidia GPU, without a mesh.
+def on_gpus(capability: float) -> bool:
+  """Returns True if programs run on Nvidia GPUs, whose mesh splits only rows.
 
   Args:
-    capability: least compute capability of the GPU, such as 8.0.
+    capability: least compute capability of the GPUs, such as 8.0.
   """
-  if not _runs_alone("gpu"):
+  if not _runs_on("gpu") or not platforms.splits_only_rows():
     return False
   # AMD GPUs have a name such as "gfx90a" instead of a number.
   version = getattr(platforms.target(), "compute_capability", "")

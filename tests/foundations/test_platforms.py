@@ -41,7 +41,17 @@ def test_scan_takes_the_form_of_the_target():
 def test_fused_attention_needs_the_capability_of_the_target():
   for capability, expected in (("9.0", True), ("7.5", False), ("", False)):
     with platforms.targeting(Described("cuda", capability)):
-      assert parallel.on_one_gpu(8.0) is expected
+      assert parallel.on_gpus(8.0) is expected
+
+
+@pytest.mark.parametrize(
+  ("sizes", "expected"), [((4, 1), True), ((1, 4), False), ((2, 2), False)]
+)
+def test_fused_attention_is_for_meshes_that_split_only_rows(sizes, expected):
+  mesh = jax.sharding.AbstractMesh(sizes, ("data", "sequence"))
+  device = Described("cuda", "9.0")
+  with platforms.targeting(device), jax.sharding.use_abstract_mesh(mesh):
+    assert parallel.on_gpus(8.0) is expected
 
 
 def test_portable_programs_have_no_form_for_tpus():

@@ -145,13 +145,13 @@ def test_each_sample_maps_over_samples(monkeypatch, is_cpu):
   chex.assert_trees_all_equal(got, (x[:, 0] * y, x))
 
 
-def test_on_one_gpu_compares_the_compute_capability(monkeypatch):
-  assert not parallel.on_one_gpu(8.0)
+def test_on_gpus_compares_the_compute_capability(monkeypatch):
+  assert not parallel.on_gpus(8.0)
   monkeypatch.setattr(parallel.jax, "default_backend", lambda: "gpu")
   for name, want in (("9.0", True), ("7.5", False), ("gfx90a", False)):
     device = type("Device", (), {"compute_capability": name})
     monkeypatch.setattr(parallel.jax, "devices", lambda device=device: [device])
-    assert parallel.on_one_gpu(8.0) == want
+    assert parallel.on_gpus(8.0) == want
 
 
 @pytest.mark.slow
@@ -159,5 +159,5 @@ def test_portable_disables_device_specific_forms():
   assert parallel.on_one_cpu()
   with platforms.portable():
     assert not parallel.on_one_cpu()
-    assert not parallel.on_one_gpu(0.0)
+    assert not parallel.on_gpus(0.0)
   assert parallel.on_one_cpu()

@@ -27,7 +27,7 @@ from jaxformers.models.mixers.scores import (
   hide,
   seen_keys,
 )
-from jaxformers.models.parallel import on_one_cpu, on_one_gpu, row_sums
+from jaxformers.models.parallel import on_gpus, on_one_cpu, row_sums
 from jaxformers.models.reductions import wide
 from jaxformers.models.segments import is_packed, tokens
 
@@ -241,7 +241,9 @@ def attend(
   """
   # cuDNN has no sink.
   if sink is None and _cudnn_takes(q, k, v, mask, dropout, form):
-    return _by_cudnn(q, k, v, mask, form)
+    return platforms.by_device(
+      lambda rows, _: _by_cudnn(*rows, form), (q, k, v, mask)
+    )
   # With a single block, JAX's gradient needs no more memory.
   n = q.shape[2]
   if n > BLOCK and n % LANES and _pads_keys():
@@ -283,7 +285,7 @@ def _cudnn_takes(
   """Returns True if cuDNN supports these heads and is faster."""
   e = q.shape[-1]
   return (
-    on_one_gpu(8.0)
+    on_gpus(8.0)
     and form.normalize
     and form.precision is None
     and not is_packed(mask)
