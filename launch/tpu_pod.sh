@@ -17,7 +17,7 @@ usage: launch/tpu_pod.sh ACTION --name NAME --zone ZONE [options] [-- ARGUMENTS]
   ACTION      create, install, prepare, run, watch, stop, resume or delete
   --project   project of Google Cloud; default: gcloud's
   --type      accelerator type, such as v4-32; for create and resume
-  --version   version of the TPU software; default tpu-ubuntu2204-base
+  --version   version of the TPU software; default: Google's for the type
   --spot      a cheaper pod, which may be taken away at any time
   --dry_run   print the commands and run nothing; "run" with --type also
               prepares the data, compiles the config for that type on this
@@ -42,7 +42,7 @@ plain() { # OPTION VALUE
   fi
 }
 
-name='' zone='' type='' version=tpu-ubuntu2204-base project=() spot=() dry_run=''
+name='' zone='' type='' version='' project=() spot=() dry_run=''
 while (($#)); do
   case $1 in
     --name | --zone | --project | --type | --version)
@@ -83,6 +83,14 @@ on() { # WORKER COMMAND
 
 create() {
   [[ $type ]] || usage
+  if [[ ! $version ]]; then
+    case $type in
+      v5litepod-*) version=v2-alpha-tpuv5-lite ;;
+      v5p-*) version=v2-alpha-tpuv5 ;;
+      v6e-*) version=v2-alpha-tpuv6e ;;
+      *) version=tpu-ubuntu2204-base ;;
+    esac
+  fi
   tpu create "$name" --accelerator-type "$type" --version "$version" "${spot[@]}"
 }
 

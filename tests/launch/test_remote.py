@@ -122,6 +122,23 @@ def test_tpu_pod_script_creates_runs_and_deletes_a_pod(run, pod):
   ]
 
 
+@pytest.mark.parametrize(
+  ("options", "version"),
+  [
+    (("--type", "v4-32"), "tpu-ubuntu2204-base"),
+    (("--type", "v5litepod-16"), "v2-alpha-tpuv5-lite"),
+    (("--type", "v5p-8"), "v2-alpha-tpuv5"),
+    (("--type", "v6e-64"), "v2-alpha-tpuv6e"),
+    (("--type", "v6e-64", "--version", "other"), "other"),
+  ],
+)
+def test_tpu_pod_script_takes_the_software_of_the_type(
+  run, pod, options, version
+):
+  _, (created,) = run(pod, "create", *POD, *options)
+  assert created[created.index("--version") + 1] == version
+
+
 def test_tpu_pod_script_compiles_for_the_type_in_a_dry_run(run, pod):
   fields = ("--config.seed=1", "--config.mesh", "data:16", "--config.packing")
   arguments = ("--config", "lra/text", *fields, "--workdir", "w")

@@ -242,7 +242,7 @@ def attend(
   # cuDNN has no sink.
   if sink is None and _cudnn_takes(q, k, v, mask, dropout, form):
     return platforms.by_device(
-      lambda rows, _: _by_cudnn(*rows, form), (q, k, v, mask)
+      lambda rows, _: _by_cudnn(form, *rows), (q, k, v, mask)
     )
   # With a single block, JAX's gradient needs no more memory.
   n = q.shape[2]
@@ -298,7 +298,7 @@ def _cudnn_takes(
 
 
 def _by_cudnn(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, form: Form
+  form: Form, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
 ) -> jax.Array:
   """Computes `attend` by cuDNN; memory grows as n.
 
