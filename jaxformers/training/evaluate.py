@@ -76,7 +76,7 @@ class Evaluator:
     self.prepare = jax.jit(layout.traced(prepare))
     step = functools.partial(eval_step, model=model)
     self.step, self._place = compilers.compile_step(mode, step, layout)
-    self._share = layout.share
+    self._layout = layout
 
   def __call__(
     self, params: Any, split: Split, tick: Tick = lambda count: None
@@ -94,7 +94,7 @@ class Evaluator:
     waiting: dict[str, Any] = {}
     rows: list[dict[str, np.ndarray]] = []
     # Sum over all batches; each process reads its share of the rows.
-    loader = Loader(split, self.lengths, *self._share)
+    loader = Loader(split, self.lengths, *self._layout.share)
     batches = prefetch(self._place, loader.all(self.batch_size))
     for number, batch in enumerate(batches, 1):
       processes.restart_stall_timer()

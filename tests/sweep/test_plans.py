@@ -18,11 +18,12 @@ def test_plan_cells_are_runs_of_their_table(name, tmp_path):
   """Its config loads, its task is known, and it has a row of the table."""
   plan = plans.PLANS[name]
   sweep = Sweep(tmp_path, [])
-  # All encoders of MAD have the same 396 cells.
+  # All encoders of MAD have the same 396 cells, which are much alike.
   chosen = ("mamba",) if name == "mad" else ()
   cells = plans.make_cells(plan, None, models=chosen)
-  found = sweep.check(cells, [0], open_data=False)
-  assert found == cells and len({cell.folder for cell in cells}) == len(cells)
+  assert len({cell.folder for cell in cells}) == len(cells)
+  cells = cells[::7] if name == "mad" else cells
+  assert sweep.check(cells, [0], open_data=False) == cells
   tables = {table.name: table for table in papers.TABLES}
   rows = set()
   for cell in cells:

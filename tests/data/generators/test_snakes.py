@@ -67,7 +67,7 @@ COUNTS = {32: 600, 64: 30, 128: 60, 256: 60}
 
 @pytest.fixture(
   scope="module",
-  params=long_except([(64, "hard")], sorted(ORIGINAL)),
+  params=long_except([(32, "hard")], sorted(ORIGINAL)),
   ids=str,
 )
 def drawn(request):
