@@ -4,11 +4,11 @@ jaxformers compile lra/listops:model=transject --device v5e:2x2
 jaxformers compile lra/text:model=s5 --device v5e:4x4 --slices 2 \
     --sizes vocab_size=257,max_len=4000,num_classes=2 --config.mesh=data:32
 
-The real compiler plans the memory of each device, with the batch in the fewest
-parts that fit. Operations, bytes and the compiler's cycles are counted with the
-bodies of loops times their trips. "compiler ms" is the compiler's own estimate,
-or 0 if it has none; "compute ms" and "memory ms" are the operations and the
-bytes at the published peaks of the device.
+The real compiler plans the memory of each device. A step that does not fit is
+computed in more parts of its batch. Operations, bytes and the compiler's cycles
+are counted with the bodies of loops times their trips. "compiler ms" is the
+compiler's own estimate, or 0 if it has none; "compute ms" and "memory ms" are
+the operations and the bytes at the published peaks of the device.
 
 --sizes gives the sizes of the task; without it the data are prepared. --out
 writes the train step to a file. A run on such devices with the same config and

@@ -184,7 +184,7 @@ class Ahead:
     self.state = jax.eval_shape(create, config.seed)
 
   def train(self) -> Report:
-    """Compiles the train step, in the fewest parts with which it fits.
+    """Compiles the train step, in more and more parts until it fits.
 
     Raises:
       UserError: if it does not fit.
@@ -197,14 +197,14 @@ class Ahead:
     while True:
       try:
         return self._compile_train(parts)
-      except MemoryError as error:
+      except memory.TooLargeError as error:
         if not is_chosen and (more := more_parts(rows, parts)):
           parts = more
           continue
         greater = "a greater --config.accumulate, " if is_chosen else ""
         raise UserError(
-          f"A step needs {error.args[0] / 2**30:.2f} GiB in {parts} part(s) of "
-          f"its batch, and a device has {self.chip.gib:g} GiB. Set "
+          f"A step {error} in {parts} part(s) of its batch, and a device has "
+          f"{self.chip.gib:g} GiB. Set "
           f"--config.model.memory=recomputed, {greater}a smaller "
           "--config.batch_size, or a --config.mesh that splits the model over "
           "devices."
@@ -289,17 +289,17 @@ class Ahead:
     lowered = self._lower(evaluator.step, variables, placement, batch)
     try:
       return self._report("evaluation", 1, lowered)[0]
-    except MemoryError as error:
+    except memory.TooLargeError as error:
       raise UserError(
-        f"An evaluation needs {error.args[0] / 2**30:.2f} GiB, and a device "
-        f"has {self.chip.gib:g} GiB: set a smaller --config.eval_batch_size."
+        f"An evaluation {error}, and a device has {self.chip.gib:g} GiB: set a "
+        "smaller --config.eval_batch_size."
       ) from error
 
   def _report(self, name: str, parts: int, lowered: Any) -> tuple[Report, Any]:
     """Compiles a lowered step, and reads the program.
 
     Raises:
-      MemoryError: if the step does not fit, with the bytes that it needs.
+      TooLargeError: if the step does not fit.
     """
     layout, chip = self.layout, self.chip
     began = time.perf_counter()
@@ -310,7 +310,7 @@ class Ahead:
     planned = memory.planned_bytes(program)
     total = planned / 2**30
     if total > chip.gib:
-      raise MemoryError(planned)
+      raise memory.TooLargeError(planned)
     devices = layout.mesh.devices.ravel().tolist()
     counts = programs.count(program.as_text(), devices)
     is_short = self.config.model.dtype == "bfloat16"

@@ -7,7 +7,6 @@ A program is a pickle of JAX, which may run code: load only files of your own.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from importlib import metadata
@@ -66,7 +65,6 @@ def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
     {
       "versions": {name: _version(name) for name in names},
       "settings": {name: getattr(jax.config, name) for name in SETTINGS},
-      "options of libtpu": os.environ.get("LIBTPU_INIT_ARGS", ""),
       "code": provenance.code_digest(),
       "device": devices[0].device_kind,
       "mesh": layout.mesh.shape,
@@ -129,14 +127,14 @@ def load(
   try:
     with zipfile.ZipFile(path) as file:
       header = json.loads(file.read(FACTS))
+      if differing := differences(header["facts"], facts):
+        return f"this run differs from it in {differing[0]}"
       payloads = [file.read(str(k)) for k in range(len(header["batches"]))]
   except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
     raise UserError(
       f"config.program={str(path)!r}: {error}. Give a file of `jaxformers "
       "compile --out`, or remove the field."
     ) from error
-  if differing := differences(header["facts"], facts):
-    return f"this run differs from it in {differing[0]}"
   inside = jax.tree.structure(((state, batch), {}))
   outside = jax.tree.structure(jax.eval_shape(step, state, batch))
   devices = jax.tree.leaves(state)[0].sharding.mesh.devices.ravel().tolist()
@@ -147,7 +145,7 @@ def load(
         payload, inside, outside, execution_devices=devices
       )
     except (jax.errors.JaxRuntimeError, KeyError, ValueError) as error:
-      return f"the device refuses it: {error}"
-  if batch_key(batch) not in programs:
-    return f"its batches are {'; '.join(programs)}"
+      return f"it cannot be loaded: {error}"
+  if (key := batch_key(batch)) not in programs:
+    return f"its batches are {'; '.join(programs)}, and this run has {key}"
   return header["parts"], programs

@@ -379,7 +379,10 @@ class _Loop:
     # Forbid implicit transfers to devices under jit; pmap copies the state.
     # Compiling for another length may copy constants from a device.
     guard = "disallow" if self.config.parallel == "jit" else "allow"
-    with jax.transfer_guard_host_to_device(guard):
+    with (
+      jax.transfer_guard_host_to_device(guard),
+      jax.transfer_guard_device_to_device(guard),
+    ):
       trainer.state, sums = trainer.train_step(trainer.state, batch)
     # The device computes this step while the host reads the previous sums.
     self.settle()

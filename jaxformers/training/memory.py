@@ -17,6 +17,23 @@ CGROUP_LIMITS = (
 MEMORY_INFO = Path("/proc/meminfo")
 
 
+class TooLargeError(Exception):
+  """A step does not fit its device.
+
+  Attributes:
+    needed: bytes that the step needs; infinity if unknown.
+  """
+
+  def __init__(self, needed: float) -> None:
+    super().__init__(f"needs {in_gib(needed)}")
+    self.needed = needed
+
+
+def in_gib(size: float) -> str:
+  """Returns a size in bytes as text, such as "2.50 GiB"."""
+  return f"{size / 2**30:.2f} GiB" if math.isfinite(size) else "more memory"
+
+
 def compile_step(lowered: Any) -> Any:
   """Returns a compiled step.
 
@@ -24,8 +41,8 @@ def compile_step(lowered: Any) -> Any:
     lowered: result of `jax.jit(...).lower(...)`.
 
   Raises:
-    MemoryError: if the compiler refuses a step that does not fit the device, as
-      for TPUs. Its argument is the bytes of the step; infinity if unknown.
+    TooLargeError: if the compiler refuses a step that does not fit the device,
+      as the compiler of TPUs does.
   """
   try:
     return lowered.compile()
@@ -36,7 +53,7 @@ def compile_step(lowered: Any) -> Any:
       raise
     size = re.search(r"(?:\(|Used )([\d.]+)G", text)
     needed = float(size[1]) * 2**30 if size else math.inf
-    raise MemoryError(needed) from error
+    raise TooLargeError(needed) from error
 
 
 def planned_bytes(program: Any) -> int:

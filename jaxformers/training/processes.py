@@ -43,7 +43,8 @@ class Cluster:
     start_seconds: time to wait for all processes to arrive.
     silence_seconds: time after which a silent process counts as dead, and all
       others end.
-    stall_seconds: time without a new step after which a process ends itself,
+    stall_seconds: time without a new step (or, before the first one, without a
+      new compilation) after which a process ends itself,
       and thereby the others. It is for a process that hangs on a live host. 0
       turns it off.
   """
@@ -297,7 +298,10 @@ def all_true(flag: bool) -> bool:
 
 
 def least(size: int) -> int:
-  """Returns the least size of all processes, in bytes; to a MiB for several."""
+  """Returns the least size in bytes of all processes.
+
+  With several processes it is rounded down to a MiB.
+  """
   if not has_peers():
     return size
   sizes = multihost_utils.process_allgather(np.int32(size >> 20))

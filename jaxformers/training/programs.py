@@ -238,9 +238,11 @@ class _Reader:
       if each.kind == "while":
         times = self._trips(each)
         loops.append(times)
-      names = re.findall(_RUNS.get(each.kind, "$^"), each.rest)
-      listed = each.attribute(r"branch_computations=\{([^}]*)\}")
-      names += re.findall(r"[\w.\-]+", listed)
+      names = []
+      if each.kind in _RUNS:
+        names = re.findall(_RUNS[each.kind], each.rest)
+        listed = each.attribute(r"branch_computations=\{([^}]*)\}")
+        names += re.findall(r"[\w.\-]+", listed)
       if names:
         # Of branches, count the one that computes most.
         inside = map(self.total, names)
@@ -257,7 +259,7 @@ class _Reader:
     return total, loops
 
   def _called(self, each: Instruction) -> dict[str, Instruction]:
-    """Returns the instructions of a fusion; {} for other instructions."""
+    """Returns the instructions in a fusion or an asynchronous call, or {}."""
     return self.computations.get(each.attribute(_CALLED), {})
 
   def _trips(self, loop: Instruction) -> int:
@@ -406,8 +408,8 @@ class _Reader:
 def _start(counter: Instruction, loop: Instruction) -> int | None:
   """Returns the first value of a counter; None if it is no constant."""
   place = counter.attribute(r"index=(\d+)")
-  (state,) = loop.sources
-  if not place or state.kind != "tuple":
+  state = next(iter(loop.sources), None)
+  if not place or state is None or state.kind != "tuple":
     return None
   # The compiler may copy the constant first.
   return _integer(_source(state.sources[int(place)]))

@@ -198,25 +198,26 @@ class Trainer:
     # Only a process's own devices tell their memory, and all must agree.
     device = self.layout.mesh.local_devices[0]
     available = processes.least(memory.device_bytes(device))
-    needed, program = self._planned(batch)
+    needed, program = self._planned(batch, available)
     # Split the batch into more parts until the step fits.
-    if available and needed > available:
+    if program is None:
       asked, first = self.parts, needed
       rows = self.run.config.batch_size // self.layout.parts
       # Packed rows are made for the present number of parts.
       while (
-        needed > available
+        program is None
         and self.packing is None
         and (more := more_parts(rows, self.parts))
       ):
         self.parts, self._longest_length = more, 0
         self._programs.clear()
         self._step, _ = self._compile()
-        needed, program = self._planned(batch)
+        needed, program = self._planned(batch, available)
       # BatchNorm and some losses would see only one part: the user must agree.
       is_chosen = self.run.config.accumulate or sees_batch(self.model)
-      if needed > available or is_chosen:
-        raise UserError(self._too_large(first, asked, needed, available))
+      if program is None or is_chosen:
+        fits = program is not None
+        raise UserError(self._too_large(first, asked, needed, available, fits))
     self._programs[batch_key(batch)] = program
     return int(needed)
 
@@ -229,8 +230,8 @@ class Trainer:
     c = self.run.config
     facts = executables.describe(c, self.model, self.layout)
     loaded = executables.load(c.program, facts, self._step, self.state, batch)
-    reason = loaded if isinstance(loaded, str) else ""
     parts, programs = (0, {}) if isinstance(loaded, str) else loaded
+    reason = loaded if isinstance(loaded, str) else ""
     if not reason and c.accumulate not in (0, parts):
       reason = f"its number of parts is {parts}"
     # All processes must run the same program.
@@ -242,16 +243,25 @@ class Trainer:
     reason = reason or "another process cannot use it"
     print(f"config.program={c.program!r} is not used: {reason}. Compiling.")
 
-  def _planned(self, batch: Any) -> tuple[float, Any]:
-    """Returns the bytes of the step, and its program; None if it is refused."""
+  def _planned(self, batch: Any, available: int) -> tuple[float, Any]:
+    """Returns the bytes of the step, and its program; None if it is too large.
+
+    Args:
+      batch: a batch, on its devices.
+      available: bytes of memory of a device; 0 if unknown.
+    """
     program = self._programs.get(batch_key(batch))
     if program is None:
+      processes.restart_stall_timer()
       lowered = self._step.lower(self.state, batch)
       try:
         program = memory.compile_step(lowered)
-      except MemoryError as error:  # From the compiler of TPUs.
-        return error.args[0], None
-    return memory.planned_bytes(program), program
+      except memory.TooLargeError as error:
+        needed = error.needed
+    if program is not None:
+      needed = memory.planned_bytes(program)
+    fits = program is not None and not 0 < available < needed
+    return needed, program if processes.all_true(fits) else None
 
   def _longest(self) -> np.ndarray:
     """Returns the indices of a batch whose first example is the longest.
@@ -269,7 +279,7 @@ class Trainer:
     return indices
 
   def _too_large(
-    self, needed: float, asked: int, least: float, available: int
+    self, needed: float, asked: int, least: float, available: int, fits: bool
   ) -> str:
     """Returns the error message for a step that does not fit its device.
 
@@ -277,18 +287,19 @@ class Trainer:
       needed: bytes that the step needs in `asked` parts.
       asked: number of parts that the config asks for.
       least: bytes that the step needs in `self.parts` parts.
-      available: bytes of memory of the device.
+      available: bytes of memory of the device; 0 if unknown.
+      fits: True if the step in `self.parts` parts fits.
     """
-    has = f"{available / 2**30:.1f} GiB"
+    has = memory.in_gib(available) if available else "less"
     text = (
-      f"A step needs {needed / 2**30:.1f} GiB in {asked} part(s) of its batch, "
+      f"A step needs {memory.in_gib(needed)} in {asked} part(s) of its batch, "
       f"and a device has {has}: "
     )
-    if least <= available:
-      needs = f"{least / 2**30:.1f} GiB"
+    needs = memory.in_gib(least)
+    if fits:
       return f"{text}set --config.accumulate={self.parts}, which needs {needs}."
     return (
-      f"{text}{self.parts} parts still need {least / 2**30:.1f} GiB. Set "
+      f"{text}{self.parts} parts still need {needs}. Set "
       "--config.model.memory=recomputed, a smaller --config.batch_size, or a "
       "--config.mesh that splits the model over devices."
     )

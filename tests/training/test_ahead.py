@@ -16,6 +16,7 @@ from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.layout import placed_shapes
+from jaxformers.training.memory import TooLargeError
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
 from tests.marks import long_except
@@ -167,7 +168,7 @@ def make_with_memory(monkeypatch, gib, model="s5", *overrides):
 
   def compile_train(self, parts):
     if 3 / parts > self.chip.gib:
-      raise MemoryError(3 / parts * 2**30)
+      raise TooLargeError(3 / parts * 2**30)
     numbers = dict.fromkeys([f.name for f in dataclasses.fields(Report)], 0)
     numbers |= {"parts": parts, "total": 3 / parts}
     return Report(**numbers | {"available": self.chip.gib})

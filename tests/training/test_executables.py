@@ -9,6 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxformers.foundations.errors import UserError
 from jaxformers.training import executables, topologies
+from jaxformers.training import trainer as trainer_module
 from jaxformers.training.ahead import Ahead
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -46,6 +47,13 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
     results.append(jax.device_get((state.params, sums)))
   chex.assert_trees_all_equal(*results)
   assert "is not used" not in capsys.readouterr().out
+  # All processes must be able to use the file.
+  trainer = Trainer(dataclasses.replace(run, config=changed))
+  with monkeypatch.context() as patch:
+    patch.setattr(trainer_module.processes, "all_true", lambda flag: False)
+    trainer._load_programs(batch)
+  assert not trainer._programs
+  assert "another process cannot use it" in capsys.readouterr().out
   # Another schedule is another program.
   other = dataclasses.replace(run.config, program=path, total_steps=99)
   trainer = Trainer(dataclasses.replace(run, config=other))
@@ -72,7 +80,7 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(
     executables.serialize_executable, "deserialize_and_load", refuse
   )
-  assert load(batch) == "the device refuses it: no"
+  assert load(batch) == "it cannot be loaded: no"
 
 
 def test_facts_name_the_sizes_the_compilers_and_the_places_of_devices(

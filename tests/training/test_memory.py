@@ -34,8 +34,8 @@ def test_planned_bytes_count_donated_arguments_once():
 @pytest.mark.parametrize(
   ("memory_space", "error", "message"),
   [
-    ("hbm. Used 3.50G", MemoryError, str(3.5 * 2**30)),
-    ("hbm", MemoryError, "inf"),
+    ("hbm. Used 3.50G", memory.TooLargeError, "needs 3.50 GiB"),
+    ("hbm", memory.TooLargeError, "needs more memory"),
     ("vmem", RuntimeError, "vmem"),
   ],
 )

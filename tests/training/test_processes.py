@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+import types
 
+import numpy as np
 import pytest
 
 from jaxformers.training import processes
@@ -54,6 +56,17 @@ def test_process_functions_of_a_single_process():
   assert not processes.broadcast_from_first(False)
   assert processes.all_true(True)
   assert not processes.all_true(False)
+
+
+def test_least_is_the_size_of_the_smallest_device(monkeypatch):
+  assert processes.least(12_345) == 12_345
+  monkeypatch.setattr(processes, "has_peers", lambda: True)
+  others = [7 * 2**10, 9 * 2**10]  # In MiB.
+  gathering = types.SimpleNamespace(
+    process_allgather=lambda size: np.array([size, *others])
+  )
+  monkeypatch.setattr(processes, "multihost_utils", gathering)
+  assert processes.least(80 * 2**30) == 7 * 2**30
   processes.wait_for_all("here")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import chex
@@ -148,17 +149,20 @@ def test_parts_for_memory_hold_for_shorter_batches(
   longest = run.run.padded_lengths[-1]
   assert (run.parts, run._longest_length) == (2, longest)
   monkeypatch.setattr(trainer.memory, "device_bytes", lambda _: 1 << 40)
-  planned = iter([1 << 41, 1 << 30])  # Two parts do not fit, and four do.
-  monkeypatch.setattr(run, "_planned", lambda batch: (next(planned), None))
+  planned = iter([(1 << 41, None), (1 << 30, "program")])  # Four parts fit.
+  monkeypatch.setattr(run, "_planned", lambda *_: next(planned))
   run.plan()
   assert (run.parts, run._longest_length) == (4, 0)
   assert run._make_step().keywords["longest"] == 0
 
 
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize(
+  ("needed", "available"), [(2.0**41, 2**40), (2.0**39, 2**40), (math.inf, 0)]
+)
 @pytest.mark.slow
 def test_plan_takes_more_parts_of_a_step_that_the_compiler_refuses(
-  smoke, tmp_path, monkeypatch
+  smoke, tmp_path, monkeypatch, needed, available
 ):
   """The compiler of TPUs refuses a step that does not fit."""
   refused = iter([True, True, False])
@@ -166,11 +170,11 @@ def test_plan_takes_more_parts_of_a_step_that_the_compiler_refuses(
 
   def compile_step(lowered):
     if next(refused):
-      raise MemoryError(2.0**41)
+      raise trainer.memory.TooLargeError(needed)
     return real(lowered)
 
   monkeypatch.setattr(trainer.memory, "compile_step", compile_step)
-  monkeypatch.setattr(trainer.memory, "device_bytes", lambda _: 1 << 40)
+  monkeypatch.setattr(trainer.memory, "device_bytes", lambda _: available)
   run = trainer_of(smoke("lru"), tmp_path)
   assert run.plan() > 0
   assert run.parts == 4

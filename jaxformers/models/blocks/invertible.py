@@ -407,7 +407,7 @@ def recomputed(
   """Returns the output of the last layer; arguments as for `stored`.
 
   The forward pass stores the input of every layer, and the backward pass runs
-  each layer again.
+  each layer again. Nothing is inverted, so the default precision is enough.
   """
 
   # In a scan, XLA cannot merge the second run with the first.

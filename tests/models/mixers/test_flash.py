@@ -13,6 +13,7 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import flash
 from jaxformers.models.mixers import softmax as module
 from jaxformers.models.mixers.kernelized import kernelized
+from jaxformers.training.layout import Layout
 from tests import draws
 
 softmax = functools.partial(module.softmax, param=None)  # Without a sink.
@@ -218,6 +219,12 @@ def test_flash_cudnn_path_equals_softmax(monkeypatch, causal):
   (wq, wk, wv), w = jax.tree.map(lambda a: a.astype(jnp.float32), want)
   y, w = (jnp.where(at, a, 0) for a in (y, w))
   chex.assert_trees_all_close((dq, dk, dv, y), (wq, wk, wv, w), atol=0.06)
+  # Several devices take their own rows.
+  layout = Layout.of("data:2", jax.devices()[:2])
+  spread = jax.jit(layout.traced(jax.grad(call, (0, 1, 2), has_aux=True)))
+  rows = jax.device_put((q, k, v), layout.sharding("data"))
+  assert "sdy.manual_computation" in spread.lower(*rows).as_text()
+  chex.assert_trees_all_close(spread(*rows), found, atol=0.06)
   # cuDNN takes neither float32 nor dropout nor packed rows.
   mask, form = jnp.ones((2, 3), bool), flash.Form()
   assert flash._cudnn_takes(q, k, v, mask, Dropout(), form)
