@@ -56,6 +56,7 @@ def test_process_functions_of_a_single_process():
   assert not processes.broadcast_from_first(False)
   assert processes.all_true(True)
   assert not processes.all_true(False)
+  processes.wait_for_all("here")
 
 
 def test_least_is_the_size_of_the_smallest_device(monkeypatch):
@@ -67,7 +68,6 @@ def test_least_is_the_size_of_the_smallest_device(monkeypatch):
   )
   monkeypatch.setattr(processes, "multihost_utils", gathering)
   assert processes.least(80 * 2**30) == 7 * 2**30
-  processes.wait_for_all("here")
 
 
 def test_explain_lost_recognises_a_lost_process():
