@@ -413,7 +413,7 @@ def _segment_backward(
   """
   before, factors, b, flags, g = segment
   a = factors if fixed is None else fixed
-  # A kernel has no derivative of its own.
+  # JAX cannot differentiate a kernel.
   run = functools.partial(_states, form) if form == "kernel" else FORMS[form]
   # Recompute the states; `earlier` holds h_(t-1) at step t.
   states = run(a, b, flags, before)

@@ -250,17 +250,15 @@ class Trainer:
       batch: a batch, on its devices.
       available: bytes of memory of a device; 0 if unknown.
     """
+    processes.restart_stall_timer()
     program = self._programs.get(batch_key(batch))
-    if program is None:
-      processes.restart_stall_timer()
-      lowered = self._step.lower(self.state, batch)
-      try:
-        program = memory.compile_step(lowered)
-      except memory.TooLargeError as error:
-        needed = error.needed
-    if program is not None:
-      needed = memory.planned_bytes(program)
-    fits = program is not None and not 0 < available < needed
+    try:
+      if program is None:
+        program = memory.compile_step(self._step.lower(self.state, batch))
+      needed: float = memory.planned_bytes(program)
+      fits = not 0 < available < needed
+    except memory.TooLargeError as error:
+      needed, fits = error.needed, False
     return needed, program if processes.all_true(fits) else None
 
   def _longest(self) -> np.ndarray:

@@ -59,7 +59,7 @@ def test_read_name_knows_topologies_and_types_of_the_cloud(name, kind, shape):
   ("device", "message"),
   [
     ("v5e:2x2", r"libtpu.*pip install.*\[aot\]"),
-    ("h100", r"jax_cuda13_plugin.*pip install.*cuda"),
+    ("h100", r"jax_cuda13_plugin.*pip install.*\[cuda\]"),
   ],
 )
 def test_describe_devices_without_a_compiler_names_the_remedy(

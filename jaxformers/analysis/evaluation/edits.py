@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -30,8 +29,7 @@ from jaxformers.inference import TrainedModel
 from jaxformers.models import Model, in_float32
 from jaxformers.models.batches import apply_in_batches
 from jaxformers.models.bounds import AFFINE
-from jaxformers.models.certificates import ROUNDING
-from jaxformers.models.variables import make_variables, outputs
+from jaxformers.models.certificates import ROUNDING, Evaluation
 from jaxformers.tasks.deletion import Deleted, keep
 
 ROWS = 1_000  # Number of texts that a model reads at a time.
@@ -94,7 +92,7 @@ def lower_bound(votes: Any, draws: int, confidence: float = CONFIDENCE) -> Any:
   return np.where(votes > 0, bound, 0.0)
 
 
-class Vote:
+class Vote(Evaluation):
   """Classifier by a vote over random deletions of a text.
 
   Args:
@@ -107,8 +105,7 @@ class Vote:
   """
 
   def __init__(self, model: Model, params: Any, rate: float) -> None:
-    self._model = model
-    self._variables = make_variables(model, params)
+    super().__init__(model, params)
     self.rate = rate
 
   def count(
@@ -137,11 +134,6 @@ class Vote:
   def classes(self, ids: np.ndarray) -> np.ndarray:
     """Returns the classes of texts as they are, int32 [b]."""
     return self.logits(ids).argmax(-1)
-
-  def logits(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the logits of texts as they are, float32 [b, c]."""
-    with jax.default_matmul_precision("highest"):
-      return np.asarray(outputs(self._model, self._variables, ids))
 
   @functools.cached_property
   def single(self) -> np.ndarray:
