@@ -125,7 +125,7 @@ def options_of(name):
   slow_except(
     ("linoss",),
     sorted(MODELS),
-    ("allpass", "deltanet", "lru", "random_transject", "transformer_rezero"),
+    ("allpass", "lru", "random_transject"),
   ),
 )
 def test_every_option_changes_the_model_or_is_refused(name):

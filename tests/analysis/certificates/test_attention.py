@@ -14,7 +14,7 @@ from jaxformers.models.model import bind_mixer
 from jaxformers.models.rotary import rotate
 from jaxformers.models.variables import make_variables
 from tests import draws, initial
-from tests.marks import slow_except
+from tests.marks import long_except
 
 D, H, E = 4, 2, 3
 
@@ -85,7 +85,7 @@ def inputs(heads, n, radius, seed):
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("count", slow_except([6], [6, 60]))
+@pytest.mark.parametrize("count", long_except([6], [6, 60]))
 def test_no_derivative_of_attention_is_above_the_constants(count, rotary):
   ratios = []
   for seed in range(count):
@@ -107,7 +107,7 @@ def test_no_derivative_of_attention_is_above_the_constants(count, rotary):
 
 
 @pytest.mark.parametrize("rotary", [False, True])
-@pytest.mark.parametrize("count", slow_except([6], [6, 60]))
+@pytest.mark.parametrize("count", long_except([6], [6, 60]))
 def test_no_derivative_at_a_point_is_above_its_constant(count, rotary):
   """And no constant at a point is above the one for all tokens of its norm."""
   ratios = []
