@@ -106,24 +106,32 @@ class Figure:
 
   def picture(self, kind: str) -> bytes:
     """Returns the picture as bytes in the format "png" or "svg"."""
+    return self._pictures(kind)[0]
+
+  def _pictures(self, *kinds: str) -> list[bytes]:
+    """Draws the figure once; returns it in each format."""
     requirements.require("plots", f"The figure {self.name!r}")
     import matplotlib
 
-    out = io.BytesIO()
-    # Omit the date, so that equal figures give equal files.
-    metadata = {"Date": None} if kind == "svg" else {}
+    pictures = []
     with matplotlib.rc_context(STYLE):
-      self.draw().savefig(out, format=kind, metadata=metadata)
-    return out.getvalue()
+      fig = self.draw()
+      for kind in kinds:
+        out = io.BytesIO()
+        # Omit the date, so that equal figures give equal files.
+        metadata = {"Date": None} if kind == "svg" else {}
+        fig.savefig(out, format=kind, metadata=metadata)
+        pictures.append(out.getvalue())
+    return pictures
 
   def write(self, folder: Path) -> list[Path]:
     """Writes NAME.csv, NAME.png and NAME.svg; returns their paths."""
-    requirements.require("plots", f"The figure {self.name!r}")
+    svg, png = self._pictures("svg", "png")
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "svg")]
-    paths[0].write_bytes(self.csv().encode())
-    paths[1].write_bytes(self.picture("png"))
-    paths[2].write_bytes(self.picture("svg"))
+    content = {"csv": self.csv().encode(), "png": png, "svg": svg}
+    paths = [folder / f"{self.name}.{kind}" for kind in content]
+    for path, data in zip(paths, content.values(), strict=True):
+      path.write_bytes(data)
     return paths
 
 
