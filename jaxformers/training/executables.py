@@ -49,6 +49,10 @@ SETTINGS = (
 )
 
 
+class UnfitError(Exception):
+  """The programs of a file do not fit a run; the message says why."""
+
+
 def batch_key(batch: Mapping[str, Any]) -> str:
   """Returns the types of a batch, by which compiled programs differ."""
   types = (f"{k} {x.dtype}{[*x.shape]}" for k, x in sorted(batch.items()))
@@ -111,8 +115,8 @@ def save(
 
 def load(
   path: str | Path, facts: Mapping[str, Any], step: Any, state: Any, batch: Any
-) -> tuple[int, dict[str, Any]] | str:
-  """Returns the parts and the programs of a file, or why they do not fit.
+) -> tuple[int, dict[str, Any]]:
+  """Returns the number of parts and the programs of a file.
 
   Args:
     path: file from `save`.
@@ -122,13 +126,14 @@ def load(
     batch: a batch of the run, on its devices.
 
   Raises:
+    UnfitError: if the programs are for another run.
     UserError: if there is no such file, or if it holds no programs.
   """
   try:
     with zipfile.ZipFile(path) as file:
       header = json.loads(file.read(FACTS))
       if differing := differences(header["facts"], facts):
-        return f"this run differs from it in {differing[0]}"
+        raise UnfitError(f"this run differs from it in {differing[0]}")
       payloads = [file.read(str(k)) for k in range(len(header["batches"]))]
   except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
     raise UserError(
@@ -145,7 +150,9 @@ def load(
         payload, inside, outside, execution_devices=devices
       )
     except (jax.errors.JaxRuntimeError, KeyError, ValueError) as error:
-      return f"it cannot be loaded: {error}"
+      raise UnfitError(f"it cannot be loaded: {error}") from error
   if (key := batch_key(batch)) not in programs:
-    return f"its batches are {'; '.join(programs)}, and this run has {key}"
+    raise UnfitError(
+      f"its batches are {'; '.join(programs)}, and this run has {key}"
+    )
   return header["parts"], programs

@@ -229,11 +229,15 @@ class Trainer:
     """
     c = self.run.config
     facts = executables.describe(c, self.model, self.layout)
-    loaded = executables.load(c.program, facts, self._step, self.state, batch)
-    parts, programs = (0, {}) if isinstance(loaded, str) else loaded
-    reason = loaded if isinstance(loaded, str) else ""
-    if not reason and c.accumulate not in (0, parts):
-      reason = f"its number of parts is {parts}"
+    reason = ""
+    try:
+      parts, programs = executables.load(
+        c.program, facts, self._step, self.state, batch
+      )
+      if c.accumulate not in (0, parts):
+        reason = f"its number of parts is {parts}"
+    except executables.UnfitError as error:
+      reason = str(error)
     # All processes must run the same program.
     if processes.all_true(not reason):
       # The file has equal parts for all lengths.
