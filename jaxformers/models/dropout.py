@@ -11,6 +11,7 @@ requested probability.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import flax
@@ -33,6 +34,9 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     shape: shape of the result, with at least one axis.
   """
   *rows, n = shape
+  # Draw at most three axes of rows, which do not change the bits: with more
+  # axes, a TPU would sum the counters of the draw over the devices.
+  rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.
   words = jax.random.bits(key, (*rows, -(-n // 4)), jnp.uint32)
   drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
@@ -41,7 +45,7 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
   # key, because a second draw would double the time to compile.
   up = (jax.random.key_data(key)[-1] >> 8).astype(jnp.float32) / 2**24
   threshold = jnp.floor(256 * (1 - rate) + up)
-  return drawn < threshold.astype(jnp.int32)
+  return (drawn < threshold.astype(jnp.int32)).reshape(shape)
 
 
 @flax.struct.dataclass

@@ -41,6 +41,16 @@ def test_draw_kept_entries_are_independent():
   assert abs(pairs) < 0.01
 
 
+def test_draw_kept_does_not_depend_on_the_axes_of_rows():
+  key = jax.random.key(0)
+  kept = draw_kept(key, 0.3, (120, 7))
+  for rows in ((2, 60), (2, 3, 4, 5), (2, 3, 1, 2, 10), (120, 1)):
+    chex.assert_trees_all_equal(
+      draw_kept(key, 0.3, (*rows, 7)), kept.reshape(*rows, 7)
+    )
+  assert draw_kept(key, 0.3, (7,)).shape == (7,)
+
+
 def test_dropout_scales_kept_entries_and_zeroes_gradients_of_dropped():
   x = draws.normal(0, (2, 3, 50))
   dropout = Dropout(0.2, jax.random.key(1))

@@ -12,10 +12,11 @@ from jaxformers import config as configs
 from jaxformers.config import RunConfig
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
+from jaxformers.models.dropout import Dropout
 from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.evaluate import Evaluator
-from jaxformers.training.layout import placed_shapes
+from jaxformers.training.layout import Layout, placed_shapes
 from jaxformers.training.memory import TooLargeError
 from jaxformers.training.run import open_run
 from jaxformers.training.trainer import Trainer
@@ -43,6 +44,9 @@ WITH_KERNEL = (
   "rglru",
   "lru",
   "s5",
+  "mingru",
+  "linoss",
+  "damped_linoss",
 )
 # One model of each kind, or two; --long has all others.
 KINDS = (
@@ -155,6 +159,19 @@ def test_a_train_step_for_gpus_sends_one_all_reduce(model):
   assert 0 < report.total < report.available
   assert report.compiler_ms == 0  # Only the compiler of TPUs has an estimate.
   assert {each.kind for each in report.collectives} == {"all-reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.usefixtures("optimized")
+def test_dropout_for_tpus_sends_nothing():
+  devices = topologies.describe_devices("v5e:2x2")
+  layout = Layout.of("data:4", list(devices))
+  x = jax.ShapeDtypeStruct((8, 1, 8, 8, 32), jnp.float32)
+  x = placed_shapes(x, layout.batch_sharding(x))
+  drop = jax.jit(lambda x: Dropout(0.1, jax.random.key(0))(x))
+  text = drop.lower(x).compile().as_text()
+  assert not programs.count(text, devices).collectives
 
 
 @pytest.mark.slow
