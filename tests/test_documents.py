@@ -366,6 +366,8 @@ def run_tables(argv, *, monkeypatch, tmp_path, capsys, **_):
   )
   monkeypatch.setattr(estimates, "compiled_hours", lambda *_: 1.0)
   monkeypatch.setattr(topologies, "describe_devices", lambda _: [])
+  load_once = functools.cache(Sweep.load_config)
+  monkeypatch.setattr(Sweep, "load_config", load_once)
   # Tables of generated data need no archives.
   if "--archives" in argv:
     argv[argv.index("--archives") + 1] = str(tmp_path)

@@ -95,10 +95,11 @@ def results(workdir):
 
 
 @pytest.fixture(scope="module")
-def finished(command, tmp_path_factory):
+def finished(command, tmp_path_factory, request):
   """A finished run: its workdir, what it printed, and how long it took."""
   workdir = tmp_path_factory.mktemp("runs") / "whole"
-  run(command(workdir.with_name("warm")))  # Compiles, generates.
+  if request.config.getoption("long"):  # Only long tests read how long.
+    run(command(workdir.with_name("warm")))  # Compiles, generates.
   began = time.monotonic()
   done = run(command(workdir))
   assert done.returncode == 0, done.stderr

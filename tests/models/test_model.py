@@ -141,19 +141,21 @@ def test_encoder_works_inside_another_module(name):
 
   ids = jnp.array([[3, 4, 0], [1, 0, 0]])
   for module in (Tagger(True), Tagger(False, models.encoder(name, **sizes))):
-    y, variables = module.init_with_output(jax.random.key(0), ids, train=False)
+    init = functools.partial(module.init_with_output, train=False)
+    y, _ = jax.eval_shape(init, jax.random.key(0), ids)
     assert y.shape == (2, 3, 5)
-  params = variables["params"]["encoder"]
-  x = models.encoder(name, **sizes).apply({"params": params}, ids, train=False)
+  params = initial.params(module, ids, train=False)["encoder"]
+  encode = functools.partial(models.encoder(name, **sizes).apply, train=False)
+  x = jax.jit(encode)({"params": params}, ids)
   assert x.shape == (2, 3, 8)
   classifier = models.build(name, **SIZES)
   head = initial.params(classifier, ids)["head"]
-  _, seen = classifier.apply(
-    {"params": params | {"head": head}},
-    ids,
+  see = functools.partial(
+    classifier.apply,
     train=False,
     capture_intermediates=lambda module, _: module.name == "encoder",
   )
+  _, seen = jax.jit(see)({"params": params | {"head": head}}, ids)
   (expected,) = seen["intermediates"]["encoder"]["__call__"]
   np.testing.assert_allclose(x, expected, atol=1e-6)
 

@@ -1,5 +1,6 @@
 """Plans of the papers' tables: their runs, and where their data are."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,18 @@ from jaxformers.sweep.runs import Sweep
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+  """A sweep without runs, which loads the config of a cell once."""
+  sweep = Sweep(tmp_path_factory.mktemp("sweep"), [])
+  sweep.load_config = functools.cache(sweep.load_config)
+  return sweep
+
+
 @pytest.mark.parametrize("name", sorted(plans.PLANS))
-def test_plan_cells_are_runs_of_their_table(name, tmp_path):
+def test_plan_cells_are_runs_of_their_table(name, sweep):
   """Its config loads, its task is known, and it has a row of the table."""
   plan = plans.PLANS[name]
-  sweep = Sweep(tmp_path, [])
   # All encoders of MAD have the same 396 cells, which are much alike.
   chosen = ("mamba",) if name == "mad" else ()
   cells = plans.make_cells(plan, None, models=chosen)
@@ -38,8 +46,7 @@ def test_plan_cells_are_runs_of_their_table(name, tmp_path):
     assert rows == {*tables[name].scores} - left_out
 
 
-def test_plan_cells_have_the_protocol_of_their_table(tmp_path):
-  sweep = Sweep(tmp_path, [])
+def test_plan_cells_have_the_protocol_of_their_table(sweep):
   for table in papers.TABLES:
     if table.name in plans.PLANS:
       for cell in plans.make_cells(plans.PLANS[table.name], None):
@@ -47,9 +54,8 @@ def test_plan_cells_have_the_protocol_of_their_table(tmp_path):
         assert config.task.protocol in table.protocols
 
 
-def test_plan_cells_train_and_measure_as_their_table(tmp_path):
+def test_plan_cells_train_and_measure_as_their_table(sweep):
   """No run of a plan differs from its table in a config's field."""
-  sweep = Sweep(tmp_path, [])
   begun = {"begins without trained weights"}  # Their note says how to begin.
   for table in papers.TABLES:
     for cell in (

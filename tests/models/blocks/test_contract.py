@@ -41,9 +41,7 @@ def test_block_keeps_shape_and_type_and_reads_no_padding(name, strict):
   kw = {"mask": mask, "carry": None, "train": False}
   params = initial.params(block, x, seed=1, **kw)
   params = jax.tree.map(lambda p: p if p.ndim else p + 0.5, params)
-  y, z = (
-    block.apply({"params": params}, jnp.where(mask[..., None], x, pad), **kw)[0]
-    for pad in (0.0, 50.0)
-  )
+  apply = jax.jit(lambda x: block.apply({"params": params}, x, **kw)[0])
+  y, z = (apply(jnp.where(mask[..., None], x, pad)) for pad in (0.0, 50.0))
   chex.assert_equal_shape([x, y])
   chex.assert_trees_all_close(y[1, :4], z[1, :4], atol=1e-5)
