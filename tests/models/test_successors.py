@@ -1,5 +1,7 @@
 """Options of attention after NeuTRENO, against NumPy in float64."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from jaxformers.models.mixers import flash
 from jaxformers.models.variables import make_variables
 from jaxformers.training.optim import decayed
 from tests import draws, initial
-from tests.marks import slow_except
+from tests.marks import long_except, slow_except
 from tests.models.mixers.oracle import small_sizes
 
 B, N, D, H = 2, 11, 8, 2
@@ -185,20 +187,22 @@ def decoder(options, **more):
   )
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=name_of)
+@pytest.mark.parametrize(
+  "options",
+  long_except([OPTIONS[i] for i in (1, 2, 3, 8, 9)], OPTIONS),
+  ids=name_of,
+)
 def test_tokens_one_by_one_have_the_result_of_the_whole(options):
   model = decoder(options)
   ids = draws.integers(0, (2, 9), 1, 20)
   params = initial.params(model, ids)
-  whole = model.apply({"params": params}, ids, train=False)
+  read = functools.partial(model.apply, train=False)
+  read = jax.jit(read, static_argnames="return_state")
+  whole = read({"params": params}, ids)
   parts, state = [], None
   for part in (ids[:, :4], ids[:, 4:5], ids[:, 5:]):
-    y, state = model.apply(
-      {"params": params},
-      part,
-      train=False,
-      initial_state=state,
-      return_state=True,
+    y, state = read(
+      {"params": params}, part, initial_state=state, return_state=True
     )
     parts.append(y)
   chex.assert_trees_all_close(
@@ -210,10 +214,8 @@ def test_differential_attention_caches_values_once():
   def sizes(options):
     model = decoder(options)
     ids = jnp.ones((1, 3), jnp.int32)
-    params = initial.params(model, ids)
-    _, state = model.apply(
-      {"params": params}, ids, train=False, return_state=True
-    )
+    read = functools.partial(model.apply, train=False, return_state=True)
+    _, state = jax.eval_shape(read, {"params": models.shapes(model)}, ids)
     return sum(x.size for x in jax.tree.leaves(state))
 
   assert sizes({"differential": True}) == sizes({})
@@ -282,15 +284,19 @@ def test_a_mixer_has_the_options_or_refuses_them(name, options):
 
   def forms(**options):
     """Returns the shapes of the parameters of the first two layers."""
-    mixer, carry, shapes = MIXERS[name](**own, **options), None, []
-    for _ in range(2):
-      params = initial.params(mixer, x, mask=mask, carry=carry)
-      shapes.append(jax.tree.map(jnp.shape, params))
-      y, carry = mixer.apply(
-        {"params": params}, x, mask=mask, carry=carry, train=False
-      )
-      assert jnp.isfinite(y).all()
-    return shapes
+    mixer = MIXERS[name](**own, **options)
+
+    def layers(key):
+      carry, params = None, []
+      for _ in range(2):
+        (_, carry), variables = mixer.init_with_output(
+          key, x, mask=mask, carry=carry, train=False
+        )
+        params.append(variables["params"])
+      return params
+
+    shapes = jax.eval_shape(layers, jax.random.key(0))
+    return jax.tree.map(jnp.shape, shapes)
 
   try:
     assert forms(**options) != forms()
