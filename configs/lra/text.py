@@ -6,10 +6,10 @@ jaxformers train lra/text --workdir runs/text \
     --config.task.archive=PATH/aclImdb_v1.tar.gz
 
 The paper reports 64.9 for TransJect and 61.9 for the Transformer. A logistic
-regression on the byte histogram of the whole review reaches 66.4, more than
-every model in the papers' tables. size=tiny reaches 64.3 on two cores in ten
-minutes; size=laptop reaches 87.5 with model=lru on one core in 70 minutes. See
-docs/results.md and docs/laptop.md for more.
+regression on the byte histogram of the whole review reaches 66.2, more than
+every model in these two papers' tables. size=tiny reaches 64.3 on two cores in
+ten minutes; size=laptop with model=lru reaches 87.1 to 87.5 on one core in 70
+to 100 minutes. See docs/results.md and docs/laptop.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|laptop|published,
