@@ -381,10 +381,11 @@ def test_main_trains_several_seeds(finished, command, tmp_path):
     pytest.param(
       ["--config.batch_size=0"], "", "batch_size=0", marks=pytest.mark.long
     ),
-    (
+    pytest.param(
       ["--config.schedule.learning_rate=nan"],
       "",
       "error: config.schedule.learning_rate=nan is not in",
+      marks=pytest.mark.long,
     ),
     ([], ":size=tiny,size=paper", "argument size is given twice"),
     (["--nonsense"], "", "nonsense"),

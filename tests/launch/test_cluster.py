@@ -396,7 +396,10 @@ def test_cut_network_ends_with_a_message(data, tmp_path, hosts):
 
 @pytest.mark.parametrize(
   ("field", "values"),
-  [("eval_steps", (6, 4)), ("schedule.learning_rate", (0.5, 0.005))],
+  [
+    pytest.param("eval_steps", (6, 4), marks=pytest.mark.long),
+    ("schedule.learning_rate", (0.5, 0.005)),
+  ],
 )
 def test_processes_with_different_configs_stop_and_name_the_field(
   data, tmp_path, field, values

@@ -57,6 +57,11 @@ def test_tables_command_dry_run_prints_commands_and_costs(
   runs, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.setattr(Sweep, "describe_task", lambda *_: pytest.fail("opened"))
+  one = estimates.Estimate(1, 1.0, 1.0)
+  monkeypatch.setattr(estimates, "measure_rate", lambda: 1e12)
+  monkeypatch.setattr(
+    estimates, "estimate_all", lambda configs, *_: [one] * len(configs)
+  )
   monkeypatch.setattr(estimates, "compiled_hours", lambda *_: 1.5)
   monkeypatch.setattr(topologies, "describe_devices", lambda _: [])
   argv = [*ARGV, f"--workdir={tmp_path}", "--dry_run", "--device=h100:2"]
