@@ -7,9 +7,9 @@ jaxformers train lra/text --workdir runs/text \
 
 The paper reports 64.9 for TransJect and 61.9 for the Transformer. A logistic
 regression on the byte histogram of the whole review reaches 66.2, more than
-every model in these two papers' tables. size=tiny reaches 64.3 on two cores in
-ten minutes; size=laptop with model=lru reaches 87.1 to 87.5 on one core in 70
-to 100 minutes. See docs/results.md and docs/laptop.md for more.
+every model in TransJect's table 2 and in LRA's table. size=tiny reaches 64.3 on
+two cores in ten minutes; size=laptop with model=lru reaches 87.1 to 87.5 on one
+core in 70 to 100 minutes. See docs/results.md and docs/laptop.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|laptop|published,

@@ -34,7 +34,7 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     shape: shape of the result, with at least one axis.
   """
   *rows, n = shape
-  # Draw at most three axes of rows, which do not change the bits: with more
+  # Draw at most three axes of rows, with the same bits of threefry: with more
   # axes, a TPU would sum the counters of the draw over the devices.
   rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.

@@ -126,7 +126,8 @@ def load(
     batch: a batch of the run, on its devices.
 
   Raises:
-    UnfitError: if the programs are for another run.
+    UnfitError: if the programs are for another run or other batches, or cannot
+      be loaded on these devices.
     UserError: if there is no such file, or if it holds no programs.
   """
   try:

@@ -72,7 +72,7 @@ def test_tables_command_dry_run_prints_commands_and_costs(
     "| configs/lra/text.py:protocol=paper,size=tiny,model=transject |" in said
   )
   assert "| not in --archives |" in said
-  assert "20 runs with 2 seeds: about" in said
+  assert "20 runs with 2 seeds: about 20 hours" in said
   assert "| run | steps | hours | hours, h100:2 | GB | data |" in said
   assert "On h100:2 about 30.0 hours, by the compiled steps" in said
   assert not runs.commands and not list(tmp_path.iterdir())

@@ -287,16 +287,20 @@ def test_a_mixer_has_the_options_or_refuses_them(name, options):
     mixer = MIXERS[name](**own, **options)
 
     def layers(key):
-      carry, params = None, []
+      carry, params, outputs = None, [], []
       for _ in range(2):
-        (_, carry), variables = mixer.init_with_output(
+        (y, carry), variables = mixer.init_with_output(
           key, x, mask=mask, carry=carry, train=False
         )
         params.append(variables["params"])
-      return params
+        outputs.append(y)
+      return params, outputs
 
-    shapes = jax.eval_shape(layers, jax.random.key(0))
-    return jax.tree.map(jnp.shape, shapes)
+    if options:
+      _, outputs = jax.jit(layers)(jax.random.key(0))
+      assert all(jnp.isfinite(y).all() for y in outputs)
+    params, _ = jax.eval_shape(layers, jax.random.key(0))
+    return jax.tree.map(jnp.shape, params)
 
   try:
     assert forms(**options) != forms()

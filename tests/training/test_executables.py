@@ -59,8 +59,8 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
   trainer = Trainer(dataclasses.replace(run, config=other))
   trainer.plan()
   assert len(trainer._programs) == 1
-  said = "is not used: this run differs from it in config.label_smoothing: 0.0"
-  assert said in capsys.readouterr().out
+  said = "is not used: this run differs from it in config.label_smoothing"
+  assert f"{said}: 0.0 -> 0.1" in capsys.readouterr().out
   # A file may lack the shapes of a batch, or be refused by the device.
   trainer = Trainer(run)
   batch = trainer._place(trainer._loader.batch(trainer._longest(), (0, 0)))
