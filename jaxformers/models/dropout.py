@@ -36,7 +36,8 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
   *rows, n = shape
   # Draw at most three axes of rows, with the same bits of threefry: with more
   # axes, a TPU would sum the counters of the draw over the devices.
-  rows = [*rows[:2], math.prod(rows[2:])]
+  if len(rows) > 3:
+    rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.
   words = jax.random.bits(key, (*rows, -(-n // 4)), jnp.uint32)
   drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
