@@ -121,9 +121,10 @@ def by_device(
   )(rows, shared)
 
 
-def splits_rows() -> bool:
-  """Returns True if the mesh splits the rows of a batch over devices."""
-  return any(size > 1 for axis, size in _free_axes().items() if axis in ROWS)
+def row_parts() -> int:
+  """Returns into how many parts the mesh splits the rows of a batch."""
+  axes = _free_axes()
+  return math.prod(size for axis, size in axes.items() if axis in ROWS)
 
 
 def splits_only_rows() -> bool:

@@ -284,10 +284,10 @@ class Mega(nn.Module):
     # Padding queries of the last block may be farther from a key than the
     # biases reach: pad the biases with zeros.
     padded = jnp.pad(biases, (size, 0))[None]
-    # Give every sample its own copy if the samples are on several devices.
-    # Otherwise these would send a gradient in every block.
-    if platforms.splits_rows():
-      padded = jnp.repeat(padded, len(head.q), 0)
+    # Give the samples of each device a copy. Otherwise the devices would send a
+    # gradient in every block.
+    parts = math.gcd(platforms.row_parts(), len(head.q))
+    padded = jnp.repeat(padded, parts, 0)
 
     @jax.checkpoint
     def attend(args: Any) -> jax.Array:
@@ -301,6 +301,8 @@ class Mega(nn.Module):
       first = len(biases) // 2 + 1 - i * size
       near = jax.lax.dynamic_slice_in_dim(padded, first, size + n - 1, 1)
       offsets = jax.vmap(lambda values: _toeplitz(values, size, n))(near)
+      if parts > 1:
+        offsets = jnp.repeat(offsets, len(head.q) // parts, 0)
       return self._weigh(head._replace(q=q), seen, offsets, dropout.fold(i))
 
     # Loop over the blocks, [blocks, b, size, z].
