@@ -3,7 +3,7 @@ r"""LRA Pathfinder: two discs on one dashed snake, or not, in 32 x 32 pixels.
 Nothing is downloaded: images are generated once from LRA's distribution, which
 takes a minute for all 200,000 on two cores. The paper reports 71.5 for
 TransJect and 65.2 for the Transformer. size=laptop with model=s5 and
-protocol=s4 reaches 69.8 on one core in an hour, and 88.1 and 89.2 on the easy
+protocol=s4 reaches 69.8 on one core in an hour, and 88.1 to 90.1 on the easy
 level. See docs/results.md and docs/laptop.md for more.
 
 jaxformers train lra/pathfinder:size=tiny \
