@@ -144,7 +144,7 @@ def test_encoder_works_inside_another_module(name):
     init = functools.partial(module.init_with_output, train=False)
     y, _ = jax.eval_shape(init, jax.random.key(0), ids)
     assert y.shape == (2, 3, 5)
-  params = initial.params(module, ids, train=False)["encoder"]
+  params = initial.params(module, ids)["encoder"]
   encode = functools.partial(models.encoder(name, **sizes).apply, train=False)
   x = jax.jit(encode)({"params": params}, ids)
   assert x.shape == (2, 3, 8)

@@ -94,9 +94,8 @@ def test_mixers_read_each_example_as_if_it_were_alone(name, options):
       return run(variables, segments.unpack(packed, x), is_here)
 
     params = initial.params(mixer, x, mask=is_token, carry=None)
-    variables = {"params": params}
     variables = jax.tree.map(
-      lambda p: p + 0.2 * rng.normal(size=p.shape), variables
+      lambda p: p + 0.2 * rng.normal(size=p.shape), {"params": params}
     )
     # Results at holes have no meaning.
     weights = is_here[..., None] * rng.normal(size=(*is_here.shape, 8))
