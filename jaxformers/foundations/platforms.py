@@ -107,7 +107,7 @@ def by_device(
 
   sizes = _free_axes()
   axes = tuple(axis for axis in ROWS if sizes.get(axis, 1) > 1)
-  count = math.prod(sizes[axis] for axis in axes)
+  count = row_parts()
   # A model that is initialised with one example has no rows to split.
   if count == 1 or any(x.shape[0] % count for x in jax.tree.leaves(rows)):
     return function(rows, shared)
