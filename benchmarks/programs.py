@@ -5,7 +5,7 @@ python -m benchmarks.programs --device v5e:2x2 --out results/programs.jsonl
 The command runs `jaxformers compile` for each encoder and task, one after the
 other, and appends a record for each; pairs that --out already has are skipped.
 No accelerator is needed, but the compiler of the device (see docs/devices.md).
-A program takes 20 to 200 seconds on one core, so all of them take some hours.
+A program takes 10 to 150 seconds on one core, so all of them take some hours.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ PAGES = (
   "docs/laptop.md",
   "docs/orthogonal.md",
   "docs/performance.md",
+  "docs/programs.md",
   "docs/results.md",
 )
 MARKED = re.compile(

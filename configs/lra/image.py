@@ -7,8 +7,8 @@ jaxformers train lra/image --workdir runs/image \
 
 The paper reports 38.9 for TransJect and 40.6 for the Transformer; a linear
 classifier on the pixels reaches 30.9. size=tiny reaches 31.4 in half an hour on
-two cores; size=laptop with model=s5 and protocol=s4 reaches 62.8 to 63.4 on
-one core in 63 to 104 minutes. See docs/results.md and docs/laptop.md for more.
+two cores; size=laptop with model=s5 and protocol=s4 reaches 62.8 to 65.3 on
+one core in 35 to 104 minutes. See docs/results.md and docs/laptop.md for more.
 
 Arguments: model=NAME, one that jaxformers models lists;
 size=paper|matched|tiny|laptop|published,
