@@ -10,9 +10,12 @@ import pytest
 
 from jaxformers import config as configs
 from jaxformers.config import RunConfig
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import MODELS
 from jaxformers.models.dropout import Dropout
+from jaxformers.models.isometric import ring
+from jaxformers.models.mixers import convolution
 from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.evaluate import Evaluator
@@ -159,6 +162,28 @@ def test_a_train_step_for_gpus_sends_one_all_reduce(model):
   assert 0 < report.total < report.available
   assert report.compiler_ms == 0  # Only the compiler of TPUs has an estimate.
   assert {each.kind for each in report.collectives} == {"all-reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize("filtered", ["convolution", "ring"])
+@pytest.mark.usefixtures("optimized")
+def test_transforms_for_tpus_are_no_products_with_all_points(filtered):
+  n, d, device = 1000, 4, topologies.describe_devices("v5e:2x2")[0]
+
+  def convolve(x):
+    kernel = jnp.ones((d, n))
+    if filtered == "convolution":
+      return convolution.convolve(x, kernel)
+    sections = ring.Sections(*jnp.ones((2, 1, d // 2)))
+    return ring.ring_filter(x, sections, jnp.ones(x.shape[:2], bool), (1,))
+
+  place = jax.sharding.SingleDeviceSharding(device)
+  x = jax.ShapeDtypeStruct((2, n, d), jnp.float32, sharding=place)
+  with platforms.targeting(device):
+    text = jax.jit(convolve).lower(x).compile().as_text()
+  # With such products it is 0.5 million cycles of the ring, or 3 million.
+  assert 0 < programs.count(text).cycles < 250_000
 
 
 @pytest.mark.slow

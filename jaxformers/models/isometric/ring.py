@@ -22,7 +22,11 @@ import numpy as np
 from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
-from jaxformers.models.mixers.convolution import move_back, to_front
+from jaxformers.models.mixers.convolution import (
+  fast_size,
+  move_back,
+  to_front,
+)
 
 LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
 
@@ -198,7 +202,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
     n: greatest length.
     dtype: real dtype of the chirp.
   """
-  size = _fast_size(2 * n - 1)
+  size = fast_size(2 * n - 1)
   place = jnp.arange(size, dtype=jnp.uint32)[None]
   count = lengths.astype(jnp.uint32)[:, None]
   # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
@@ -214,12 +218,6 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
   return transform
 
 
-def _fast_size(least: int) -> int:
-  """Returns the least number 2^k or 3 2^k that is at least `least`."""
-  power = 1 << (least - 1).bit_length()
-  return 3 * power // 4 if 3 * power // 4 >= least else power
-
-
 def _by_length(
   x: jax.Array,
   lengths: jax.Array,
@@ -227,7 +225,8 @@ def _by_length(
 ) -> Any:
   """Calls `function(transform, lengths, size)` with the fastest transform.
 
-  This is a plain FFT if all lengths are n, and `_short_transform` otherwise.
+  This is a plain FFT if all lengths are n, and `_short_transform` otherwise. A
+  TPU always takes the latter if it has no fast FFT of n points: see `fast_size`.
 
   Args:
     x: complex array [b, C, n], which gives shape and dtype.
@@ -235,17 +234,20 @@ def _by_length(
     function: function of the Fourier transform, of the lengths ([1] if all are
       n, else [b]), and of the size of the arrays of the transform.
   """
-  # The condition is evaluated at run time, and only one branch runs.
   n = x.shape[-1]
+
+  def at_own_lengths() -> Any:
+    transform = _short_transform(lengths, n, x.real.dtype)
+    return function(transform, lengths, fast_size(2 * n - 1))
+
+  if platforms.on_tpu() and fast_size(n) != n:
+    return at_own_lengths()
+  # The condition is evaluated at run time, and only one branch runs.
   greatest = jnp.full((1,), n, jnp.int32)
   return jax.lax.cond(
     (lengths == n).all(),
     lambda: function(jnp.fft.fft, greatest, n),
-    lambda: function(
-      _short_transform(lengths, n, x.real.dtype),
-      lengths,
-      _fast_size(2 * n - 1),
-    ),
+    at_own_lengths,
   )
 
 

@@ -70,6 +70,24 @@ def test_the_filter_is_the_closed_recurrence(n):
   assert not y[0, ~mask[0]].any()
 
 
+@pytest.mark.parametrize("n", [6, 7])
+def test_a_tpu_filters_full_rings_alike(n, monkeypatch):
+  """There, 7 points have no fast transform, and 6 have one."""
+  rng = np.random.default_rng(n)
+  x, y = rng.normal(size=(2, 2, n, WIDTH))
+
+  def product(x, filters):
+    mask = np.ones((2, n), bool)
+    return (ring.ring_filter(x, filters, mask, DILATIONS) * y).sum()
+
+  with jax.enable_x64(True):
+    arguments = x, sections()
+    want = jax.value_and_grad(product, argnums=(0, 1))(*arguments)
+    monkeypatch.setattr(ring.platforms, "on_tpu", lambda: True)
+    got = jax.value_and_grad(product, argnums=(0, 1))(*arguments)
+  chex.assert_trees_all_close(got, want, atol=1e-11, rtol=0)
+
+
 @functools.cache
 def compiled(inverse):
   """Compiled once for all masks of a shape; one call of the other way."""

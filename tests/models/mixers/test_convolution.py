@@ -26,8 +26,10 @@ def test_sum_powers_is_the_direct_sum(n):
   np.testing.assert_allclose(kernel, want, atol=1e-12)
 
 
+@pytest.mark.parametrize("on_tpu", [False, True])
 @pytest.mark.parametrize("n", [1, 6, 33])
-def test_convolve_is_the_direct_sum_in_both_directions(n):
+def test_convolve_is_the_direct_sum_in_both_directions(n, on_tpu, monkeypatch):
+  monkeypatch.setattr(convolution.platforms, "on_tpu", lambda: on_tpu)
   rng = np.random.default_rng(1)
   x, forward, back = (
     rng.normal(size=shape) for shape in [(2, n, 3), (3, n), (3, n)]
@@ -41,6 +43,11 @@ def test_convolve_is_the_direct_sum_in_both_directions(n):
   with jax.enable_x64(True):
     y = convolution.convolve(*map(jnp.asarray, (x, forward, back)))
   np.testing.assert_allclose(y, want, atol=1e-12)
+
+
+def test_fast_sizes_are_powers_of_two_with_at_most_one_factor_of_three():
+  sizes = [convolution.fast_size(least) for least in range(1, 14)]
+  assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
 
 
 def test_move_back_undoes_to_front():
