@@ -629,21 +629,22 @@ def _fft(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Convolves b with the powers of a."""
   del flags
   n = b.real.shape[1]
+  size = platforms.ring_size(n)
   # The powers a to a^n, [n, ...], are the states that start at 1 and add 0.
   unit = _complete(Pair(jnp.ones_like(a.real[None])), a.imag is not None)
   nothing = _map(lambda x: jnp.zeros((1, n, *x.shape), x.dtype), a)
   powers = _map(lambda x: x[0], _associative(a, nothing, Flags(), unit))
-  # The kernel is 1, a, ..., a^(n-1); 2 n points avoid a circular overlap.
+  # The kernel is 1, a, ..., a^(n-1).
   kernel = _map(lambda x, y: jnp.concatenate([x, y[:-1]]), unit, powers)
   if b.imag is None:
-    spectrum = jnp.fft.rfft(b.real, 2 * n, axis=1) * jnp.fft.rfft(
-      kernel.real, 2 * n, axis=0
+    spectrum = jnp.fft.rfft(b.real, size, axis=1) * jnp.fft.rfft(
+      kernel.real, size, axis=0
     )
-    states = Pair(jnp.fft.irfft(spectrum, 2 * n, axis=1)[:, :n])
+    states = Pair(jnp.fft.irfft(spectrum, size, axis=1)[:, :n])
   else:
     kernel = _complete(kernel, True)
-    spectrum = jnp.fft.fft(jax.lax.complex(*b), 2 * n, axis=1) * jnp.fft.fft(
-      jax.lax.complex(*kernel), 2 * n, axis=0
+    spectrum = jnp.fft.fft(jax.lax.complex(*b), size, axis=1) * jnp.fft.fft(
+      jax.lax.complex(*kernel), size, axis=0
     )
     result = jnp.fft.ifft(spectrum, axis=1)[:, :n]
     states = Pair(result.real, result.imag)

@@ -111,6 +111,18 @@ def test_linear_scan_states_are_those_of_a_loop(kind, shape, monkeypatch):
   chex.assert_trees_all_close(got, want, atol=5e-6, rtol=0)
 
 
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_linear_scan_by_the_fft_of_a_tpu_is_a_loop(is_complex, monkeypatch):
+  monkeypatch.setattr(scan.platforms, "on_tpu", lambda: True)
+  a, b, _, start = case(
+    (2, 5, 3), is_complex=is_complex, varies=False, is_masked=False
+  )
+  with jax.enable_x64(True):
+    got = linear_scan(a, b, initial=start, form="fft")
+  want = loop(a, b, None, start)
+  chex.assert_trees_all_close(got, want, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("form", ["scan", "associative"])
 def test_linear_scan_with_constant_factor_needs_no_rank_promotion(form, strict):
   b = jnp.ones((2, 5, 4, 3))

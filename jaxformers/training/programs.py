@@ -126,7 +126,7 @@ class Counts:
     bytes: bytes that instructions read from and write to the main memory,
       with the padding of tiles.
     cycles: cycles that the TPU compiler estimates; 0 for other devices. The
-      estimate leaves out Pallas kernels, FFTs, communication and some copies.
+      estimate leaves out Pallas kernels, communication and some copies.
     loops: numbers of trips of the loops, outermost first, in program order.
       Loops are assumed to count by one, as JAX writes them. 0 marks a loop
       whose number of trips is not in the program: its body is counted once.

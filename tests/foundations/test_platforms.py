@@ -60,3 +60,13 @@ def test_portable_programs_have_no_form_for_tpus():
     with platforms.portable():
       assert not platforms.on_tpu()
       assert scan._fastest() == "associative"
+
+
+def test_a_tpu_has_fourier_transforms_of_other_sizes():
+  sizes = [platforms.fast_size(least) for least in range(1, 14)]
+  assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
+  assert platforms.ring_size(1_000) == 2_000
+  with platforms.targeting(Described("tpu")):
+    assert platforms.ring_size(1_000) == 2_048
+    with platforms.portable():
+      assert platforms.ring_size(1_000) == 2_000

@@ -22,11 +22,7 @@ import numpy as np
 from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
-from jaxformers.models.mixers.convolution import (
-  fast_size,
-  move_back,
-  to_front,
-)
+from jaxformers.models.mixers.convolution import move_back, to_front
 
 LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
 
@@ -202,7 +198,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
     n: greatest length.
     dtype: real dtype of the chirp.
   """
-  size = fast_size(2 * n - 1)
+  size = platforms.fast_size(2 * n - 1)
   place = jnp.arange(size, dtype=jnp.uint32)[None]
   count = lengths.astype(jnp.uint32)[:, None]
   # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
@@ -225,8 +221,8 @@ def _by_length(
 ) -> Any:
   """Calls `function(transform, lengths, size)` with the fastest transform.
 
-  This is a plain FFT if all lengths are n, and `_short_transform` otherwise. A
-  TPU always takes the latter if it has no fast FFT of n points: see `fast_size`.
+  This is a plain FFT if all lengths are n, and `_short_transform` otherwise. On
+  a TPU it is the latter if an FFT of n points is slow (`platforms.fast_size`).
 
   Args:
     x: complex array [b, C, n], which gives shape and dtype.
@@ -238,9 +234,9 @@ def _by_length(
 
   def at_own_lengths() -> Any:
     transform = _short_transform(lengths, n, x.real.dtype)
-    return function(transform, lengths, fast_size(2 * n - 1))
+    return function(transform, lengths, platforms.fast_size(2 * n - 1))
 
-  if platforms.on_tpu() and fast_size(n) != n:
+  if platforms.on_tpu() and platforms.fast_size(n) != n:
     return at_own_lengths()
   # The condition is evaluated at run time, and only one branch runs.
   greatest = jnp.full((1,), n, jnp.int32)

@@ -61,7 +61,7 @@ def convolve(
     The outputs [b, n, d] in the dtype of x.
   """
   b, n = x.shape[:2]
-  size = _ring_size(n)
+  size = platforms.ring_size(n)
   # Transform along the last axis, which is faster on CPUs.
   x_last = jnp.swapaxes(x, 1, 2)
   spectrum = platforms.by_device(lambda x, _: jnp.fft.rfft(x, size), x_last)
@@ -92,21 +92,6 @@ def on_ring(
     ring = ring.at[:, 0].add(backward[:, 0])
     ring = ring.at[:, size - n + 1 :].add(jnp.flip(backward[:, 1:], 1))
   return ring
-
-
-def _ring_size(n: int) -> int:
-  """Returns the number of places of a ring on which n tokens do not overlap."""
-  return fast_size(2 * n - 1) if platforms.on_tpu() else 2 * n
-
-
-def fast_size(least: int) -> int:
-  """Returns the least number 2^k or 3 2^k that is at least `least`.
-
-  The compiler of TPUs writes Fourier transforms of most other lengths as
-  products with all points: 2,000 points take ten times as long as 2,048.
-  """
-  power = 1 << (least - 1).bit_length()
-  return 3 * power // 4 if 3 * power // 4 >= least else power
 
 
 def to_front(x: jax.Array, mask: jax.Array) -> jax.Array:

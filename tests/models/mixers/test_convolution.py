@@ -45,11 +45,6 @@ def test_convolve_is_the_direct_sum_in_both_directions(n, on_tpu, monkeypatch):
   np.testing.assert_allclose(y, want, atol=1e-12)
 
 
-def test_fast_sizes_are_powers_of_two_with_at_most_one_factor_of_three():
-  sizes = [convolution.fast_size(least) for least in range(1, 14)]
-  assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
-
-
 def test_move_back_undoes_to_front():
   x = jnp.arange(12.0).reshape(2, 6, 1)
   mask = jnp.array([[1, 1, 1, 1, 0, 0], [0, 1, 0, 1, 1, 0]], bool)
