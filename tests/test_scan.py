@@ -115,7 +115,7 @@ def test_linear_scan_states_are_those_of_a_loop(kind, shape, monkeypatch):
 def test_linear_scan_by_the_fft_of_a_tpu_is_a_loop(is_complex, monkeypatch):
   monkeypatch.setattr(scan.platforms, "on_tpu", lambda: True)
   a, b, _, start = case(
-    (2, 5, 3), is_complex=is_complex, varies=False, is_masked=False
+    (2, 67, 3), is_complex=is_complex, varies=False, is_masked=False
   )
   with jax.enable_x64(True):
     got = linear_scan(a, b, initial=start, form="fft")

@@ -198,7 +198,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
     n: greatest length.
     dtype: real dtype of the chirp.
   """
-  size = platforms.fast_size(2 * n - 1)
+  size = _fast_size(2 * n - 1)
   place = jnp.arange(size, dtype=jnp.uint32)[None]
   count = lengths.astype(jnp.uint32)[:, None]
   # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
@@ -212,6 +212,12 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
     return chirp * jnp.fft.ifft(jnp.fft.fft(x * chirp) * ring)
 
   return transform
+
+
+def _fast_size(least: int) -> int:
+  """Returns the least number 2^k or 3 2^k that is at least `least`."""
+  power = 1 << (least - 1).bit_length()
+  return 3 * power // 4 if 3 * power // 4 >= least else power
 
 
 def _by_length(
@@ -234,7 +240,7 @@ def _by_length(
 
   def at_own_lengths() -> Any:
     transform = _short_transform(lengths, n, x.real.dtype)
-    return function(transform, lengths, platforms.fast_size(2 * n - 1))
+    return function(transform, lengths, _fast_size(2 * n - 1))
 
   if platforms.on_tpu() and platforms.fast_size(n) != n:
     return at_own_lengths()
