@@ -65,20 +65,20 @@ def convolve(
   # Transform along the last axis, which is faster on CPUs.
   x_last = jnp.swapaxes(x, 1, 2)
   spectrum = platforms.by_device(lambda x, _: jnp.fft.rfft(x, size), x_last)
-  response = jnp.fft.rfft(on_ring(kernel, backward, size))
+  response = jnp.fft.rfft(on_ring(kernel, backward, size=size))
   spectrum = spectrum * parallel.for_samples(response, b)
   y = platforms.by_device(lambda s, _: jnp.fft.irfft(s, size), spectrum)
   return jnp.swapaxes(y[..., :n], 1, 2).astype(x.dtype)
 
 
 def on_ring(
-  kernel: jax.Array, backward: jax.Array | None = None, size: int = 0
+  kernel: jax.Array, backward: jax.Array | None = None, *, size: int = 0
 ) -> jax.Array:
   """Returns the kernels of both directions as one circular kernel, [d, size].
 
-  The negative lags of `backward` are at the end of the ring. A
-  convolution of at most n tokens is a part of the circular convolution, so its
-  norm is at most the greatest modulus of the Fourier transform of the ring.
+  The negative lags of `backward` are at the end of the ring. A convolution
+  of at most n tokens is a part of the circular convolution, so its norm is at
+  most the greatest modulus of the Fourier transform of the ring.
 
   Args:
     kernel, backward: kernels k and k' as in `convolve`.
