@@ -171,7 +171,7 @@ def test_a_train_step_for_gpus_sends_one_all_reduce(model):
 def test_transforms_for_tpus_are_no_products_with_all_points(filtered):
   n, d, device = 1000, 4, topologies.describe_devices("v5e:2x2")[0]
 
-  def convolve(x):
+  def run(x):
     kernel = jnp.ones((d, n))
     if filtered == "convolution":
       return convolution.convolve(x, kernel)
@@ -181,7 +181,7 @@ def test_transforms_for_tpus_are_no_products_with_all_points(filtered):
   place = jax.sharding.SingleDeviceSharding(device)
   x = jax.ShapeDtypeStruct((2, n, d), jnp.float32, sharding=place)
   with platforms.targeting(device):
-    text = jax.jit(convolve).lower(x).compile().as_text()
+    text = jax.jit(run).lower(x).compile().as_text()
   # With such products it is 0.5 million cycles of the ring, or 3 million.
   assert 0 < programs.count(text).cycles < 250_000
 

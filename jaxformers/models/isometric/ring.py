@@ -198,7 +198,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
     n: greatest length.
     dtype: real dtype of the chirp.
   """
-  size = _fast_size(2 * n - 1)
+  size = _chirp_size(2 * n - 1)
   place = jnp.arange(size, dtype=jnp.uint32)[None]
   count = lengths.astype(jnp.uint32)[:, None]
   # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
@@ -214,7 +214,7 @@ def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
   return transform
 
 
-def _fast_size(least: int) -> int:
+def _chirp_size(least: int) -> int:
   """Returns the least number 2^k or 3 2^k that is at least `least`."""
   power = 1 << (least - 1).bit_length()
   return 3 * power // 4 if 3 * power // 4 >= least else power
@@ -240,7 +240,7 @@ def _by_length(
 
   def at_own_lengths() -> Any:
     transform = _short_transform(lengths, n, x.real.dtype)
-    return function(transform, lengths, _fast_size(2 * n - 1))
+    return function(transform, lengths, _chirp_size(2 * n - 1))
 
   if platforms.on_tpu() and platforms.fast_size(n) != n:
     return at_own_lengths()
@@ -357,8 +357,8 @@ def ring_filter(
 
   The first half of the channels is the real part of d / 2 complex channels, and
   the second half is the imaginary part. For any number of sections this takes
-  two Fourier transforms of n points if all lengths are n, and four of about
-  2 n points otherwise.
+  two Fourier transforms of n points if all lengths are n and
+  `_by_length` takes them, and four of about 2 n points otherwise.
 
   Args:
     x: tokens, [b, n, d].

@@ -72,7 +72,7 @@ def convolve(
 
 
 def on_ring(
-  kernel: jax.Array, backward: jax.Array | None = None, *, size: int = 0
+  kernel: jax.Array, backward: jax.Array | None = None, *, size: int
 ) -> jax.Array:
   """Returns the kernels of both directions as one circular kernel, [d, size].
 
@@ -82,11 +82,10 @@ def on_ring(
 
   Args:
     kernel, backward: kernels k and k' as in `convolve`.
-    size: number of places of the ring, at least 2 n - 1; 0 for 2 n.
+    size: number of places of the ring, at least 2 n - 1.
   """
   # Put lag l at place l, and lag -l at place size - l.
   n = kernel.shape[1]
-  size = size or 2 * n
   ring = jnp.pad(kernel, ((0, 0), (0, size - n)))
   if backward is not None:
     ring = ring.at[:, 0].add(backward[:, 0])

@@ -215,7 +215,8 @@ class S4D(Recurrence):
     if self.has_variable(FIXED, "share"):
       return self.get_variable(FIXED, "share")
     # The gain is the greatest modulus of the transfer function on a ring.
-    ring = on_ring(*self._kernels(log, b, c, self.max_len))
+    kernels = self._kernels(log, b, c, self.max_len)
+    ring = on_ring(*kernels, size=2 * self.max_len)
     ring = ring.at[:, 0].add(skip)
     share = 1 / jnp.maximum(largest(jnp.abs(jnp.fft.rfft(ring))), 1)
     self.sow("kernels", "ring", share[:, None] * ring)

@@ -27,7 +27,7 @@ def test_sum_powers_is_the_direct_sum(n):
 
 
 @pytest.mark.parametrize("on_tpu", [False, True])
-@pytest.mark.parametrize("n", [1, 6, 67])
+@pytest.mark.parametrize("n", [1, 6, 33, 67])
 def test_convolve_is_the_direct_sum_in_both_directions(n, on_tpu, monkeypatch):
   monkeypatch.setattr(convolution.platforms, "on_tpu", lambda: on_tpu)
   rng = np.random.default_rng(1)
