@@ -50,6 +50,7 @@ from jaxformers.training.ahead import Report
 from jaxformers.training.programs import Collective
 from tests import draws, initial
 from tests import results as made
+from tests.configs import test_lra
 from tests.marks import long_except
 
 pytestmark = pytest.mark.slow
@@ -253,6 +254,10 @@ def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
     "sends": "1 all-reduce, 5 all-gather",
     "s to compile": 10,
   }
+
+
+def test_programs_have_the_sizes_of_the_tasks():
+  assert programs.TASKS == test_lra.SIZES
 
 
 def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
