@@ -165,6 +165,7 @@ def figures(step: Step, report: Report, parameters: int) -> Row:
     "parts": report.parts,
     "GiB": round(report.total, 3),
     "TFLOP": round(report.tflop, 3),
+    "precise": round(report.precise, 3),
     "GB": round(report.gigabytes, 2),
     "MB in collectives": round(
       sum(c.bytes for c in report.collectives) / 1e6, 1

@@ -47,9 +47,10 @@ class Report:
     arguments, temporaries, total: memory in GiB: state and batch; temporary
       arrays; and all arrays at the same time.
     available: memory of a device in GiB.
-    tflop, gigabytes: operations of products, and bytes of the main memory that
-      are read and written, with loops by their trips. See `programs.Counts` for
-      what they leave out.
+    tflop, precise: operations of products with loops by their trips, and the
+      part of them at the highest precision. See `programs.Counts` for what they
+      leave out.
+    gigabytes: bytes of the main memory that are read and written.
     compiler_ms: time from the compiler's estimate of cycles; 0 if it has none.
     compute_ms, memory_ms: time of the operations and of the bytes at the peaks
       of the device.
@@ -69,6 +70,7 @@ class Report:
   total: float
   available: float
   tflop: float
+  precise: float
   gigabytes: float
   compiler_ms: float
   compute_ms: float
@@ -315,7 +317,8 @@ class Ahead:
     counts = programs.count(program.as_text(), devices)
     is_short = self.config.model.dtype == "bfloat16"
     peak = chip.bfloat16 if is_short else chip.float32
-    compute_ms = counts.flops / peak / 1e9
+    plain = counts.flops - counts.precise
+    compute_ms = (plain / peak + counts.precise / chip.highest) / 1e9
     memory_ms = counts.bytes / chip.bandwidth / 1e6
     compiler_ms = counts.cycles / chip.clock / 1e6 if chip.clock else 0.0
     binds = "compute" if compute_ms > memory_ms else "memory"
@@ -330,6 +333,7 @@ class Ahead:
       total=total,
       available=chip.gib,
       tflop=counts.flops / 1e12,
+      precise=counts.precise / 1e12,
       gigabytes=counts.bytes / 1e9,
       compiler_ms=compiler_ms,
       compute_ms=compute_ms,

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,7 @@ class Counts:
   Attributes:
     flops: operations in products and convolutions, 2 for each product and sum.
       Kernels and calls of libraries count none.
+    precise: the part of them in products of float32 at the highest precision.
     bytes: bytes that instructions read from and write to the main memory,
       with the padding of tiles.
     cycles: cycles that the TPU compiler estimates; 0 for other devices. The
@@ -134,6 +135,7 @@ class Counts:
   """
 
   flops: int
+  precise: int
   bytes: int
   cycles: int
   loops: tuple[int, ...]
@@ -192,7 +194,7 @@ def arrays(shape: str) -> list[Array]:
   return types
 
 
-_WORK = ("flops", "bytes", "cycles")
+_WORK = ("flops", "precise", "bytes", "cycles")
 # Instructions of each computation, by their names.
 Program = dict[str, dict[str, Instruction]]
 # Numbers by the names of `_WORK`; and numbers of instructions and of bytes, by
@@ -253,7 +255,10 @@ class _Reader:
       if each.kind != "call":  # Whose instructions are counted.
         cycles = each.attribute(r'"estimated_cycles":"(\d+)"')
         total["cycles"] += int(cycles or 0)
-        total["flops"] += self._flops(each)
+        for product in self._products(each):
+          flops = _flops(product)
+          total["flops"] += flops
+          total["precise"] += flops * _is_precise(product)
         total["bytes"] += self._bytes(each)
         self._add_collectives(each, total)
     return total, loops
@@ -290,18 +295,13 @@ class _Reader:
     ]
     return direction, outer
 
-  def _flops(self, each: Instruction) -> int:
-    """Returns the operations of a product, or of the products in a fusion."""
+  def _products(self, each: Instruction) -> Iterator[Instruction]:
+    """Yields a product or a convolution, or those in a fusion."""
     if each.kind in ("fusion", "async"):
-      return sum(map(self._flops, self._called(each).values()))
-    if each.kind not in ("dot", "convolution"):
-      return 0
-    (result,) = arrays(each.shape)
-    left, right = (arrays(source.shape)[0].dims for source in each.sources[:2])
-    if each.kind == "convolution":
-      return 2 * _convolved(each, left, right, result.dims)
-    axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
-    return 2 * result.entries * math.prod(left[k] for k in axes)
+      for part in self._called(each).values():
+        yield from self._products(part)
+    elif each.kind in ("dot", "convolution"):
+      yield each
 
   def _bytes(self, each: Instruction) -> int:
     """Returns the bytes of the main memory that an instruction moves."""
@@ -436,6 +436,22 @@ def _source(
 def _root(scope: Mapping[str, Instruction]) -> Instruction:
   """Returns the instruction whose result a computation returns."""
   return next(each for each in scope.values() if each.is_root)
+
+
+def _flops(each: Instruction) -> int:
+  """Returns the operations of a product or a convolution."""
+  (result,) = arrays(each.shape)
+  left, right = (arrays(source.shape)[0].dims for source in each.sources[:2])
+  if each.kind == "convolution":
+    return 2 * _convolved(each, left, right, result.dims)
+  axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
+  return 2 * result.entries * math.prod(left[k] for k in axes)
+
+
+def _is_precise(each: Instruction) -> bool:
+  """Returns whether a product of float32 has the highest precision."""
+  is_short = any(arrays(part.shape)[0].bits < 32 for part in each.sources[:2])
+  return "operand_precision={highest,highest}" in each.rest and not is_short
 
 
 def _convolved(

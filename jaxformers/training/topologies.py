@@ -44,6 +44,8 @@ class Chip:
       takes by default.
     bfloat16, float32: dense products in TFLOP/s, as JAX computes them by
       default: float32 is one pass of bfloat16 on a TPU, and TF32 on a GPU.
+    highest: the same for float32 at the highest precision, which takes six
+      passes of bfloat16 on a TPU, and no tensor cores on a GPU.
     bandwidth: bandwidth of the memory, in GB/s.
     clock: clock of a TPU's cores in GHz, by which the compiler's cycles become
       seconds: the published peak, divided by the operations of all matrix units
@@ -56,6 +58,7 @@ class Chip:
   gib: float
   bfloat16: float
   float32: float
+  highest: float
   bandwidth: float
   clock: float = 0
   axes: int = 0
@@ -67,14 +70,14 @@ class Chip:
 # and of the DGX B200, without sparsity. Memory: libtpu 0.0.42, which refuses a
 # program with more, and targets/*.txtpb.
 CHIPS = {
-  "v4": Chip(30.75, 275, 275, 1_228, 1.05, 3, ("v4", 2)),
-  "v5e": Chip(15.75, 197, 197, 819, 1.5, 2, ("v5litepod", 1)),
-  "v5p": Chip(95.74, 459, 459, 2_765, 1.75, 3, ("v5p", 2)),
-  "v6e": Chip(31.25, 918, 918, 1_640, 1.75, 2, ("v6e", 1)),
-  "tpu7x": Chip(94.75, 1_153, 1_153, 3_690, 0, 3, ("tpu7x", 2)),
-  "h100": Chip(0.75 * 79.1, 989, 494, 3_352),
-  "h200": Chip(0.75 * 141, 989, 494, 4_800),
-  "b200": Chip(0.75 * 178.3, 2_250, 1_125, 7_672),
+  "v4": Chip(30.75, 275, 275, 275 / 6, 1_228, 1.05, 3, ("v4", 2)),
+  "v5e": Chip(15.75, 197, 197, 197 / 6, 819, 1.5, 2, ("v5litepod", 1)),
+  "v5p": Chip(95.74, 459, 459, 459 / 6, 2_765, 1.75, 3, ("v5p", 2)),
+  "v6e": Chip(31.25, 918, 918, 918 / 6, 1_640, 1.75, 2, ("v6e", 1)),
+  "tpu7x": Chip(94.75, 1_153, 1_153, 1_153 / 6, 3_690, 0, 3, ("tpu7x", 2)),
+  "h100": Chip(0.75 * 79.1, 989, 494, 67, 3_352),
+  "h200": Chip(0.75 * 141, 989, 494, 67, 4_800),
+  "b200": Chip(0.75 * 178.3, 2_250, 1_125, 75, 7_672),
 }
 
 

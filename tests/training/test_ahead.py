@@ -98,6 +98,12 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
   assert report.devices == 4
   assert 0 < report.total < report.available == 15.75
   assert report.compiler_ms > 0
+  # The highest precision takes six passes.
+  passes = report.tflop + 5 * report.precise
+  assert report.compute_ms == pytest.approx(1e3 * passes / 197)
+  assert 0 <= report.precise < report.tflop
+  if model in ("transject", "isometric"):
+    assert report.precise
   sent = [(each.kind, each.count) for each in report.collectives]
   assert sent == [("all-reduce", 1)]
   assert ("pallas_call" in texts[0]) == (model in WITH_KERNEL)
@@ -216,7 +222,7 @@ def make_with_memory(monkeypatch, gib, model="s5", *overrides):
     return Report(**numbers | {"available": self.chip.gib})
 
   monkeypatch.setattr(Ahead, "_compile_train", compile_train)
-  chip = topologies.Chip(gib, 197, 197, 819, 1.5)
+  chip = dataclasses.replace(CHIP, gib=gib)
   return Ahead(load(model, *overrides), jax.devices()[:1], chip, SIZES)
 
 

@@ -22,6 +22,26 @@ def test_count_of_a_product_is_two_operations_for_each_entry():
   assert counts.collectives == ()
 
 
+@pytest.mark.parametrize(
+  ("dtype", "precision", "share"),
+  [("f32", "highest", 1), ("f32", "high", 0), ("bf16", "highest", 0)],
+)
+def test_count_tells_products_of_float32_at_the_highest_precision(
+  dtype, precision, share
+):
+  text = f"""
+ENTRY %main (x: {dtype}[64,48], w: {dtype}[48,32]) -> f32[64,32] {{
+  %x = {dtype}[64,48]{{1,0}} parameter(0)
+  %w = {dtype}[48,32]{{1,0}} parameter(1)
+  ROOT %y = f32[64,32]{{1,0}} dot(%x, %w), lhs_contracting_dims={{1}}, \
+rhs_contracting_dims={{0}}, operand_precision={{{precision},{precision}}}
+}}
+"""
+  counts = programs.count(text)
+  assert counts.flops == 2 * 64 * 48 * 32
+  assert counts.precise == share * counts.flops
+
+
 def test_count_multiplies_the_body_of_a_loop_by_its_trips():
   def run(w, x):
     return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=7)[0]
