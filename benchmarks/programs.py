@@ -103,7 +103,6 @@ def table_name(device: str, task: str) -> str:
 def measure(model: str, task: str, device: str) -> dict[str, Any]:
   """Returns a record of the train step of an encoder on a task."""
   config = f"lra/{task}:model={model}"
-  began = time.time()
   report = compile_config(config, device, task)
   return record(
     table_name(device, task),
@@ -112,7 +111,6 @@ def measure(model: str, task: str, device: str) -> dict[str, Any]:
     config=config,
     protocol=f"compiled for {device}; nothing runs",
     hardware=compilers(device),
-    began=began,
   )
 
 
@@ -124,7 +122,7 @@ def record(
   config: str,
   protocol: str,
   hardware: str,
-  began: float,
+  began: float | None = None,
   row: str = "",
   seeds: Sequence[int] = (),
 ) -> dict[str, Any]:
@@ -135,7 +133,8 @@ def record(
     model: name of the model.
     values: figures by column.
     config, protocol, hardware, seeds: how the figures were measured.
-    began: time at which the measurement began, from `time.time`.
+    began: time at which the measurement began, from `time.time`; None for a
+      record without minutes.
     row: name of the row; "" for the model.
   """
   return {
@@ -147,7 +146,7 @@ def record(
     "seeds": [*seeds],
     "commit": provenance.commit()[:7],
     "hardware": hardware,
-    "minutes": round((time.time() - began) / 60, 1),
+    "minutes": round((time.time() - began) / 60, 1) if began else None,
     "values": values,
   }
 
