@@ -59,11 +59,13 @@ def _measured(name: str) -> Iterator[str]:
   for page in tables.PAGES:
     if not page.startswith("docs/"):
       continue
-    for table, title in tables.titled_tables(page):
+    shown = set()  # A page may name a table several times.
+    for table, title, part in tables.titled_tables(page):
       records = [r for r in tables.read(table) if r["model"] == name]
-      if records:
-        anchor = slugify(title, "-")
-        yield f"\nFrom [{title}](..{page.removeprefix('docs')}#{anchor}):\n"
+      if records and table not in shown:
+        shown.add(table)
+        link = f"[{title}](..{page.removeprefix('docs')}#{slugify(title, '-')})"
+        yield f"\nFrom {link}{part and f', {part}'}:\n"
         yield tables.markdown(records)
 
 

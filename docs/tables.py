@@ -11,8 +11,17 @@ comments, and this module writes the rows there:
     <!-- end of table -->
 
 After the name, `mean` prints mean and sample deviation over seeds instead of a
-list, and `transposed` exchanges rows and columns. The model pages of the site
-take the rows of a model from the same records.
+list, and `transposed` exchanges rows and columns. Columns of several tables of
+a file, whose rows have the same names, are joined by lines of the comment; a
+name in brackets is written before the columns:
+
+    <!-- join: programs
+    v5e_listops_train (ListOps): GiB, static ms
+    v5e_text_train (Text): GiB, static ms
+    -->
+    <!-- end of table -->
+
+The model pages of the site take the rows of a model from the same records.
 """
 
 from __future__ import annotations
@@ -42,6 +51,10 @@ MARKED = re.compile(
   r"(?<=<!-- table: )([\w/]+)((?: \w+)*) -->\n.*?(?=<!-- end of table -->)",
   re.S,
 )
+JOINED = re.compile(
+  r"(?<=<!-- join: )(\w+)\n(.*?)\n-->\n.*?(?=<!-- end of table -->)", re.S
+)
+PART = re.compile(r"(\w+)(?: \(([^)]*)\))?: (.*)")
 Record = dict[str, Any]
 
 
@@ -119,18 +132,28 @@ def markdown(
   return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
 
 
-def source(name: str) -> str:
+def joined(file: str, lines: str) -> list[Record]:
+  """Returns rows with the columns that the lines of a comment name."""
+  rows: dict[str, Record] = {}
+  for name, prefix, columns in PART.findall(lines):
+    for record in read(f"{file}/{name}"):
+      row = rows.setdefault(record["row"], record | {"values": {}})
+      for column in columns.split(", "):
+        key = f"{prefix}: {column}" if prefix else column
+        row["values"][key] = record["values"].get(column)
+  return list(rows.values())
+
+
+def source(file: str, records: Sequence[Record]) -> str:
   """Returns the line below a table: its file, seeds, commits and hardware."""
-  records = read(name)
   seeds = sorted({seed for record in records for seed in record["seeds"]})
-  file = f"results/{name.partition('/')[0]}.jsonl"
   word = "seed" if len(seeds) == 1 else "seeds"
   parts = [f"{word} {', '.join(map(str, seeds))}"] if seeds else []
   listed = [c for r in records for c in r["commit"].split(", ")]
   commits = ", ".join(dict.fromkeys(listed))
   parts += [f"commit{'s' if ' ' in commits else ''} {commits}"]
   parts += dict.fromkeys(record["hardware"] for record in records)
-  return f"*`{file}`: {'; '.join(parts)}.*"
+  return f"*`results/{file}.jsonl`: {'; '.join(parts)}.*"
 
 
 def fill(text: str) -> str:
@@ -138,20 +161,38 @@ def fill(text: str) -> str:
 
   def write(match: re.Match[str]) -> str:
     name, options = match[1], match[2]
-    table = markdown(read(name), **dict.fromkeys(options.split(), True))
-    return f"{name}{options} -->\n\n{table}\n\n{source(name)}\n\n"
+    records, file = read(name), name.partition("/")[0]
+    table = markdown(records, **dict.fromkeys(options.split(), True))
+    return f"{name}{options} -->\n\n{table}\n\n{source(file, records)}\n\n"
 
-  return MARKED.sub(write, text)
+  def join(match: re.Match[str]) -> str:
+    file, lines = match[1], match[2]
+    names = [name for name, *_ in PART.findall(lines)]
+    records = [r for name in names for r in read(f"{file}/{name}")]
+    table = markdown(joined(file, lines))
+    return f"{file}\n{lines}\n-->\n\n{table}\n\n{source(file, records)}\n\n"
+
+  return JOINED.sub(join, MARKED.sub(write, text))
 
 
-def titled_tables(page: str) -> Iterator[tuple[str, str]]:
-  """Yields the names of the tables of a page, each with the heading above."""
-  title = ""
+def titled_tables(page: str) -> Iterator[tuple[str, str, str]]:
+  """Yields the names of the tables of a page, with the heading above each.
+
+  The third value is the name in brackets of a joined table; otherwise "".
+  """
+  title = file = ""
   for line in (ROOT / page).read_text().splitlines():
     if line.startswith("#"):
       title = line.lstrip("# ")
     if match := re.fullmatch(r"<!-- table: ([\w/]+)(?: \w+)* -->", line):
-      yield match[1], title
+      yield match[1], title, ""
+    # A comment that joins tables has a line for each of them.
+    if match := re.fullmatch(r"<!-- join: (\w+)", line):
+      file = match[1]
+    elif line == "-->":
+      file = ""
+    elif file and (match := PART.fullmatch(line)):
+      yield f"{file}/{match[1]}", title, match[2] or ""
 
 
 def stale_pages() -> Iterator[tuple[Path, str]]:

@@ -72,9 +72,37 @@ def test_every_config_of_a_record_loads():
 def test_every_table_of_the_results_is_on_a_page():
   names = {f"{file[:-6]}/{record['table']}" for file, record in records()}
   shown = {
-    name for page in tables.PAGES for name, _ in tables.titled_tables(page)
+    name for page in tables.PAGES for name, *_ in tables.titled_tables(page)
   }
   assert names == shown
+
+
+def test_fill_joins_columns_of_tables_by_the_names_of_their_rows(monkeypatch):
+  common = {"minutes": None, "seeds": [], "commit": "c", "hardware": "h"}
+  made = {
+    "file/one": [("a", {"x": 1, "y": 2}), ("b", {"x": 3})],
+    "file/two": [("b", {"x": 5}), ("c", {"x": 6})],
+  }
+
+  def read(name):
+    return [common | {"row": r, "values": v} for r, v in made[name]]
+
+  monkeypatch.setattr(tables, "read", read)
+  page = "<!-- join: file\none: y, x\ntwo (2nd): x\n-->\n<!-- end of table -->"
+  filled = tables.fill(page)
+  assert filled.splitlines()[4:] == [
+    "",
+    "|  | y | x | 2nd: x |",
+    "| --- | ---: | ---: | ---: |",
+    "| a | 2 | 1 |  |",
+    "| b |  | 3 | 5 |",
+    "| c |  |  | 6 |",
+    "",
+    "*`results/file.jsonl`: commit c; h.*",
+    "",
+    "<!-- end of table -->",
+  ]
+  assert tables.fill(filled) == filled
 
 
 def test_markdown_prints_lists_over_seeds_means_and_transposed_rows():
