@@ -121,12 +121,15 @@ compile_for_type() {
   local config='' fields=()
   while (($#)); do
     case $1 in
-      --config) config=${2:-} && shift ;;
+      --config)
+        [[ ${2:-} ]] || usage
+        config=$2 && shift
+        ;;
       --config=*) config=${1#*=} ;;
-      --config.*)
+      --config.* | --noconfig.*)
         fields+=("$1")
         # The value may be the next word.
-        if [[ $1 != *=* && ${2:-} && ${2:-} != --* ]]; then
+        if [[ $1 != *=* && $1 != --no* && ${2:-} && ${2:-} != --* ]]; then
           fields+=("$2") && shift
         fi
         ;;
@@ -147,8 +150,18 @@ run() {
 }
 
 state() {
-  gcloud compute tpus tpu-vm describe "$name" "${where[@]}" \
-    --format='value(state)' 2>/dev/null || echo ABSENT
+  local errors said
+  errors=$(mktemp)
+  if said=$(gcloud compute tpus tpu-vm describe "$name" "${where[@]}" \
+    --format='value(state)' 2>"$errors"); then
+    echo "$said"
+  elif grep -qi 'not.found' "$errors"; then
+    echo ABSENT
+  else
+    # Without a network or a login the pod may well exist.
+    cat "$errors" >&2
+    return 1
+  fi
 }
 
 resume() {
@@ -157,17 +170,27 @@ resume() {
   [[ $dry_run ]] || now=$(state)
   case $now in
     READY)
-      # Do not touch a live run. The hosts expand the command.
+      # Do not touch a live run, or hosts that do not answer. The host expands
+      # the command.
       # shellcheck disable=SC2016
-      if on 0 'kill -0 "$(cat jaxformers/run.pid)" 2>/dev/null'; then
-        [[ $dry_run ]] || exit 0
+      local ask='kill -0 "$(cat jaxformers/run.pid)" 2>/dev/null && echo live || echo dead'
+      if [[ $dry_run ]]; then
+        on 0 "$ask"
+      else
+        case $(on 0 "$ask") in
+          *live) exit 0 ;;
+          *dead) ;;
+          *)
+            echo "launch/tpu_pod.sh: host 0 does not answer: nothing is resumed." >&2
+            exit 1
+            ;;
+        esac
       fi
       # shellcheck disable=SC2016
       on all 'kill -9 "$(cat jaxformers/run.pid)" 2>/dev/null || true'
       ;;
-    ABSENT) create && install ;;
-    PREEMPTED | TERMINATED | STOPPED | SUSPENDED)
-      tpu delete "$name" --quiet
+    ABSENT | PREEMPTED | TERMINATED | STOPPED | SUSPENDED)
+      [[ $now == ABSENT ]] || tpu delete "$name" --quiet
       create
       install
       ;;

@@ -34,8 +34,11 @@ with open(os.environ["RECORD"], "a") as file:
   file.write("\\n")
 if sys.argv[1:3] == ["apply", "-f"]:
   open(os.environ["RECORD"] + ".yaml", "w").write(sys.stdin.read())
-print(os.environ.get("SAYS", ""))
-sys.exit(int(os.environ.get("STATUS", "0")))
+# The fifth word is the verb of gcloud, for which a test may set the answer.
+verb = "".join(sys.argv[4:5]).upper()
+print(os.environ.get("SAYS_" + verb, os.environ.get("SAYS", "")))
+sys.stderr.write(os.environ.get("ERRS", ""))
+sys.exit(int(os.environ.get("STATUS_" + verb, os.environ.get("STATUS", "0"))))
 """
 )
 
@@ -140,7 +143,13 @@ def test_tpu_pod_script_takes_the_software_of_the_type(
 
 
 def test_tpu_pod_script_compiles_for_the_type_in_a_dry_run(run, pod):
-  fields = ("--config.seed=1", "--config.mesh", "data:16", "--config.packing")
+  fields = (
+    "--config.seed=1",
+    "--config.mesh",
+    "data:16",
+    "--noconfig.packing",
+    "--config.packing",
+  )
   arguments = ("--config", "lra/text", *fields, "--workdir", "w")
   options = (*POD, "--dry_run", "--type", "v5litepod-16")
   ran, (compiled,) = run(pod, "run", *options, "--", *arguments)
@@ -207,26 +216,57 @@ def test_tpu_pod_script_installs_committed_files_of_a_checkout(
   assert "jaxformers/draft.py" not in names
 
 
+RESUME = ("resume", *POD, "--type", "v4-8", "--", "--config", "a")
+ANEW = ["create", "scp", "ssh", "ssh"]  # Makes a pod, and starts the run.
+
+
 @pytest.mark.parametrize(
-  ("state", "verbs"),
+  ("said", "verbs"),
   [
-    ("READY", ["describe", "ssh"]),
-    ("PREEMPTED", ["describe", "delete", "create", "scp", "ssh", "ssh"]),
+    ({"SAYS": "READY", "SAYS_SSH": "live"}, ["describe", "ssh"]),
+    ({"SAYS": "READY", "SAYS_SSH": "dead"}, ["describe", "ssh", "ssh", "ssh"]),
+    ({"SAYS": "PREEMPTED"}, ["describe", "delete", *ANEW]),
+    (
+      {"STATUS_DESCRIBE": "1", "ERRS": "NOT_FOUND: pod was not found"},
+      ["describe", *ANEW],
+    ),
   ],
 )
-def test_tpu_pod_script_recreates_a_pod_by_its_state(run, pod, state, verbs):
-  ran, calls = run(
-    pod,
-    "resume",
-    *POD,
-    "--type",
-    "v4-8",
-    "--",
-    "--config",
-    "a",
-    SAYS=state,
-  )
+def test_tpu_pod_script_recreates_a_pod_by_its_state(run, pod, said, verbs):
+  ran, calls = run(pod, *RESUME, **said)
   assert ran.returncode == 0, ran.stderr
+  assert [call[4] for call in calls] == verbs
+
+
+@pytest.mark.parametrize(
+  ("said", "message", "verbs"),
+  [
+    # The network is down; the pod may exist.
+    (
+      {"STATUS_DESCRIBE": "1", "ERRS": "no network"},
+      "no network",
+      ["describe"],
+    ),
+    # The host does not say whether the run is live.
+    (
+      {"SAYS": "READY", "SAYS_SSH": "", "STATUS_SSH": "255"},
+      "does not answer",
+      ["describe", "ssh"],
+    ),
+    # The pod cannot be made.
+    (
+      {"SAYS": "PREEMPTED", "STATUS_CREATE": "1"},
+      "",
+      ["describe", "delete", "create"],
+    ),
+  ],
+)
+def test_tpu_pod_script_does_not_resume_what_it_cannot_see(
+  run, pod, said, message, verbs
+):
+  ran, calls = run(pod, *RESUME, **said)
+  assert ran.returncode == 1
+  assert message in ran.stderr
   assert [call[4] for call in calls] == verbs
 
 
