@@ -21,28 +21,20 @@ from typing import Any
 
 from benchmarks.data import Row
 from jaxformers.foundations import cli
+from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.registry import choose
 from jaxformers.models import MODELS
 from jaxformers.training import provenance
 from jaxformers.training.ahead import Report
 
-
-def _sizes(vocab_size: int, max_len: int, num_classes: int, **more: int) -> Row:
-  return {
-    "vocab_size": vocab_size,
-    "max_len": max_len,
-    "num_classes": num_classes,
-    **more,
-  }
-
-
 # Sizes of the tasks under protocol=jaxformers.
-TASKS = {
-  "listops": _sizes(16, 1_999, 10),
-  "text": _sizes(257, 4_000, 2),
-  "retrieval": _sizes(257, 4_000, 2, num_inputs=2),
-  "image": _sizes(257, 1_024, 10),
-  "pathfinder": _sizes(257, 1_024, 2),
-  "pathx": _sizes(257, 16_384, 2),
+TASKS: dict[str, Row] = {
+  "listops": dict(vocab_size=16, max_len=1_999, num_classes=10),
+  "text": dict(vocab_size=257, max_len=4_000, num_classes=2),
+  "retrieval": dict(vocab_size=257, max_len=4_000, num_classes=2, num_inputs=2),
+  "image": dict(vocab_size=257, max_len=1_024, num_classes=10),
+  "pathfinder": dict(vocab_size=257, max_len=1_024, num_classes=2),
+  "pathx": dict(vocab_size=257, max_len=16_384, num_classes=2),
 }
 TIMEOUT = 1_800  # Seconds for one config.
 
@@ -100,6 +92,11 @@ def table_name(device: str, task: str) -> str:
   return f"{device.partition(':')[0]}_{task}_train"
 
 
+def protocol(device: str) -> str:
+  """Returns the protocol of the records of a device."""
+  return f"compiled for {device}; nothing runs"
+
+
 def measure(model: str, task: str, device: str) -> dict[str, Any]:
   """Returns a record of the train step of an encoder on a task."""
   config = f"lra/{task}:model={model}"
@@ -109,7 +106,7 @@ def measure(model: str, task: str, device: str) -> dict[str, Any]:
     model,
     {"failed": report} if isinstance(report, str) else figures(report),
     config=config,
-    protocol=f"compiled for {device}; nothing runs",
+    protocol=protocol(device),
     hardware=compilers(device),
   )
 
@@ -158,7 +155,7 @@ def short_commits(commits: str) -> list[str]:
 
 def compilers(device: str) -> str:
   """Returns the compiler for a device, with its version."""
-  name = "libtpu" if device.startswith("v") else "jax-cuda13-plugin"
+  name = "libtpu" if device[0] in "vt" else "jax-cuda13-plugin"
   versions = (f"{k} {metadata.version(k)}" for k in ("jax", name))
   return f"{device}, compiled by {', '.join(versions)}"
 
@@ -193,15 +190,24 @@ def append(path: Path, records: Iterable[dict[str, Any]]) -> None:
 )
 def main(device: str, models: str, tasks: str, out: Path) -> None:
   """Compiles the step of each encoder and task, and appends the records."""
-  # Tables of earlier programs end in "_before": they are not made again.
-  done = {(record["table"], record["model"]) for record in read(out)}
+  # Check all names before the first step is compiled.
   for task in cli.names(tasks):
+    choose("--tasks name", task, TASKS)
+  for model in cli.names(models):
+    choose("--models name", model, MODELS)
+  for task in cli.names(tasks):
+    # Tables of earlier programs end in "_before": they are not made again.
+    table = table_name(device, task)
+    done = {r["model"]: r["protocol"] for r in read(out) if r["table"] == table}
+    if others := {*done.values()} - {protocol(device)}:
+      raise UserError(
+        f"{out} has {table}, {others.pop()}: give another --out for {device}."
+      )
     for model in cli.names(models):
-      if (table_name(device, task), model) in done:
-        continue
-      measured = measure(model, task, device)
-      append(out, [measured])
-      print(task, model, measured["values"], flush=True)
+      if model not in done:
+        measured = measure(model, task, device)
+        append(out, [measured])
+        print(task, model, measured["values"], flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from jaxformers.training.ahead import Ahead, Report
 
 MODELS = ("transject", "transformer", "s5")
 LENGTH = 2_048  # Tokens of a row: ListOps, rounded up to split evenly.
-SIZES = {"vocab_size": 15, "max_len": LENGTH, "num_classes": 10}
 SLICE = "v5e:4x4"
 POD = "v5e:16x16"
 SLICES = {4: "v5e:2x2", 16: SLICE, 64: "v5e:8x8", 256: POD}
@@ -100,7 +99,7 @@ class Step(NamedTuple):
     spec = f"lra/listops:model={self.model}"
     config = RunConfig.from_dict(configs.load_with(spec, overrides))
     devices = topologies.describe_devices(self.device, self.slices)
-    sizes = SIZES | {"max_len": self.length}
+    sizes = programs.TASKS["listops"] | {"max_len": self.length}
     ahead = Ahead(config, devices, topologies.CHIPS["v5e"], sizes)
     parameters = sum(x.size for x in jax.tree.leaves(ahead.state.params))
     return ahead.train(), parameters

@@ -89,7 +89,7 @@ def _print_estimates(
   from jaxformers.sweep import estimates  # Starts the device.
 
   if device:
-    topologies.describe_devices(device)  # Check the name.
+    topologies.read_name(device)  # Check the name.
   # Estimate one seed of each cell.
   rate = estimates.measure_rate()
   configs = [sweep.load_config(cell, seeds[0]) for cell in cells]

@@ -258,6 +258,27 @@ def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
   }
 
 
+@pytest.mark.parametrize(
+  ("option", "message"),
+  [
+    ("--models=s55", "--models name 's55'"),
+    ("--tasks=listop", "--tasks name 'listop'"),
+    ("--device=v5e:4x4", "has v5e_listops_train, compiled for v5e:2x2"),
+  ],
+)
+def test_programs_refuses_names_and_another_shape_of_a_table(
+  monkeypatch, tmp_path, option, message
+):
+  monkeypatch.setattr(programs, "compile_config", lambda *_: "failed")
+  monkeypatch.setattr(programs, "compilers", lambda device: device)
+  out = tmp_path / "programs.jsonl"
+  arguments = ["--models=s5", "--tasks=listops", f"--out={out}"]
+  programs.main(arguments)
+  with pytest.raises(SystemExit, match=message):
+    programs.main([*arguments, "--models=s4d", option])
+  assert len(programs.read(out)) == 1
+
+
 def test_programs_have_the_sizes_of_the_tasks():
   assert programs.TASKS == test_lra.SIZES
 

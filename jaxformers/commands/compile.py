@@ -26,12 +26,12 @@ import jax
 
 from jaxformers import config as configs
 from jaxformers.analysis.tables import costs
-from jaxformers.config import RunConfig
+from jaxformers.config import RunConfig, arguments
 from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
-from jaxformers.training import topologies
+from jaxformers.training import origin, topologies
 from jaxformers.training.ahead import Ahead, Report
 
 # Columns of the table of steps, each with the format of a `Report`.
@@ -109,26 +109,26 @@ def main(
   if slices < 1:
     raise UserError(f"--slices={slices}: give a number of at least 1.")
   kind, _ = topologies.read_name(device)
-  loaded = RunConfig.from_dict(configs.load_with(config, overrides))
+  # Pretrained weights determine fields that the user has not chosen.
+  fields = configs.complete(configs.load_with(config, overrides))
+  chosen = arguments.values_of(overrides)
+  loaded = RunConfig.from_dict(origin.take_fields(fields, None, chosen))
   # A step is saved only where a run could load it.
   loaded = dataclasses.replace(loaded, program=out)
   # Small arrays are made on this machine, which need not have a TPU.
   jax.config.update("jax_platforms", "cpu")
   devices = topologies.describe_devices(device, slices)
-  chip = topologies.CHIPS[kind]
   task_sizes = costs.parse_sizes(sizes) if sizes else None
-  ahead = Ahead(loaded, devices, chip, task_sizes)
-  reports = [getattr(ahead, name)() for name in names]
-  if out:
-    ahead.save(out)
-  cli.show(
-    [dataclasses.asdict(report) for report in reports],
-    (
-      f"{len(devices)} devices of {device}, {slices} slice(s):\n",
-      table(reports),
-    ),
-    as_json,
-  )
+  ahead = Ahead(loaded, devices, topologies.CHIPS[kind], task_sizes)
+  reports = []
+  for name in names:
+    reports.append(getattr(ahead, name)())
+    # Keep the train step also if the evaluation step does not fit.
+    if name == "train" and out:
+      ahead.save(out)
+  title = f"{len(devices)} devices of {device}, {slices} slice(s):\n"
+  content = [dataclasses.asdict(report) for report in reports]
+  cli.show(content, (title, table(reports)), as_json)
 
 
 if __name__ == "__main__":

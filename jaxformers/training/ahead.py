@@ -17,6 +17,7 @@ from jaxformers.config import RunConfig
 from jaxformers.data.engine.loader import Loader, pad_lengths
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import call
+from jaxformers.models.bounds import check_bound
 from jaxformers.training import (
   compilers,
   executables,
@@ -177,6 +178,7 @@ class Ahead:
     self.model = call(
       "config.model", models.build, {**vars(config.model), **sizes}
     )
+    check_bound(self.model, config.margin_tokens)
     self.tx, _ = optim.build_optimizer(
       config.optimizer, config.schedule, config.total_steps, self.model.kinds
     )
@@ -213,9 +215,8 @@ class Ahead:
         ) from error
 
   def _compile_train(self, parts: int) -> Report:
-    report, self._program = self._report(
-      "train", parts, self._lower_train(parts, self.batch)
-    )
+    lowered = self._lower_train(parts, self.batch)
+    report, self._program = self._report("train", parts, lowered)
     self.parts = parts
     return report
 
@@ -257,14 +258,12 @@ class Ahead:
     compiled = {executables.batch_key(self.batch): self._program}
     *shorter, longest = self.lengths
     for length in shorter:
-
-      def cut(x: Any, length: int = length) -> Any:
+      batch: dict[str, Any] = {}
+      for name, x in self.batch.items():
         shape, axis = [*x.shape], token_axis(x)
-        if x.shape[1:] and shape[axis] == longest:
+        if x.ndim > 1 and shape[axis] == longest:
           shape[axis] = length
-        return jax.ShapeDtypeStruct(tuple(shape), x.dtype)
-
-      batch = {name: cut(x) for name, x in self.batch.items()}
+        batch[name] = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
       lowered = self._lower_train(self.parts, batch)
       compiled[executables.batch_key(batch)] = memory.compile_step(lowered)
     facts = executables.describe(self.config, self.model, self.layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -77,7 +78,9 @@ def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
         (getattr(d, "slice_index", 0), getattr(d, "coords", ()))
         for d in devices
       ],
-      "model": model.config.as_dict(),  # With the sizes of the task.
+      # With the sizes of the task; without a padded length, its default.
+      "model": model.config.as_dict()
+      | {"padded_len": model.config.padded_len or model.config.num_tokens},
       "config": {name: fields[name] for name in FIELDS},
     }
   )
@@ -135,8 +138,19 @@ def load(
       header = json.loads(file.read(FACTS))
       if differing := differences(header["facts"], facts):
         raise UnfitError(f"this run differs from it in {differing[0]}")
+      if (key := batch_key(batch)) not in header["batches"]:
+        raise UnfitError(
+          f"its batches are {'; '.join(header['batches'])}, and this run has "
+          f"{key}"
+        )
       payloads = [file.read(str(k)) for k in range(len(header["batches"]))]
-  except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+  except (
+    OSError,
+    KeyError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+  ) as error:
     raise UserError(
       f"config.program={str(path)!r}: {error}. Give a file of `jaxformers "
       "compile --out`, or remove the field."
@@ -152,8 +166,4 @@ def load(
       )
     except (jax.errors.JaxRuntimeError, KeyError, ValueError) as error:
       raise UnfitError(f"it cannot be loaded: {error}") from error
-  if (key := batch_key(batch)) not in programs:
-    raise UnfitError(
-      f"its batches are {'; '.join(programs)}, and this run has {key}"
-    )
   return header["parts"], programs

@@ -66,7 +66,7 @@ def sizes(spec: str, count: int) -> dict[str, int]:
   if math.prod(shape.values()) != count:
     raise UserError(
       f"config.mesh={spec!r} needs {math.prod(shape.values())} devices, but "
-      f"{count} are visible: choose sizes whose product is {count}, or leave "
+      f"there are {count}: choose sizes whose product is {count}, or leave "
       "the field empty."
     )
   return shape

@@ -134,7 +134,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
 
 def take_fields(
   config: dict[str, Any],
-  workdir: Path,
+  workdir: Path | None,
   chosen: Collection[str] | None = None,
 ) -> dict[str, Any]:
   """Returns a config with the fields that `config.pretrained` determines.
@@ -143,7 +143,7 @@ def take_fields(
 
   Args:
     config: plain and complete config.
-    workdir: workdir of the run.
+    workdir: workdir of the run; None without one.
     chosen: paths of the fields that the user has set, which keep their values;
       None for all fields that the config lists.
 
@@ -157,8 +157,9 @@ def take_fields(
     return config
   # Read the fields; a run that has begun has them in its record.
   path = paths.expand(config["pretrained"]).absolute()
-  has_results = (workdir / "results.json").exists()
-  if has_results or resume.has_checkpoints(workdir):
+  if workdir and (
+    (workdir / "results.json").exists() or resume.has_checkpoints(workdir)
+  ):
     fields = (read_record(workdir) or {}).get("fields", {})
   else:
     fields = read_fields(path)

@@ -212,15 +212,13 @@ def parse(text: str) -> tuple[str, Program]:
       entry = head[2] if head[1] else entry
     elif match := _INSTRUCTION.match(line):
       root, name, shape, kind, rest = match.groups()
-      each = Instruction(bool(root), name, shape, kind, rest, scope)
       # Read an asynchronous pair as one instruction, at its end.
       if kind.endswith(("-done", "-update")):
         kind = kind.rpartition("-")[0]
-        begun = scope.get(each.operands[0])
+        begun = scope.get(re.findall(r"%([\w.\-]+)", rest)[0])
         if begun and begun.kind in (kind, f"{kind}-start"):
           rest = scope.pop(begun.name).rest
-        each = Instruction(bool(root), name, shape, kind, rest, scope)
-      scope[name] = each
+      scope[name] = Instruction(bool(root), name, shape, kind, rest, scope)
   return entry, computations
 
 
@@ -240,12 +238,10 @@ class _Reader:
       if each.kind == "while":
         times = self._trips(each)
         loops.append(times)
-      names = []
       if each.kind in _RUNS:
         names = re.findall(_RUNS[each.kind], each.rest)
         listed = each.attribute(r"branch_computations=\{([^}]*)\}")
         names += re.findall(r"[\w.\-]+", listed)
-      if names:
         # Of branches, count the one that computes most.
         inside = map(self.total, names)
         more, trips = max(inside, key=lambda t: [t[0][k] for k in _WORK])
@@ -324,10 +320,7 @@ class _Reader:
     return sum(a.main for a in [*results, *itertools.chain(*read)])
 
   def _fused_bytes(
-    self,
-    each: Instruction,
-    results: list[Array],
-    read: list[list[Array]],
+    self, each: Instruction, results: list[Array], read: list[list[Array]]
   ) -> int:
     """Returns the bytes that a fusion reads and writes, slices as slices."""
     scope = self._called(each)
@@ -424,11 +417,9 @@ def _written(part: Instruction, result: Array) -> int:
   return result.size
 
 
-def _source(
-  each: Instruction, passing: Sequence[str] = _PASSING
-) -> Instruction:
+def _source(each: Instruction, kinds: Sequence[str] = _PASSING) -> Instruction:
   """Returns the instruction whose entries another one passes on."""
-  while each.kind in passing and each.sources:
+  while each.kind in kinds and each.sources:
     each = each.sources[0]
   return each
 
@@ -443,23 +434,18 @@ def _flops(each: Instruction) -> int:
   (result,) = arrays(each.shape)
   left, right = (arrays(source.shape)[0].dims for source in each.sources[:2])
   if each.kind == "convolution":
-    return 2 * _convolved(each, left, right, result.dims)
+    return 2 * _convolved(each, (left, right, result.dims))
   axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
   return 2 * result.entries * math.prod(left[k] for k in axes)
 
 
 def _is_precise(each: Instruction) -> bool:
-  """Returns whether a product of float32 has the highest precision."""
+  """Returns True if a product of float32 has the highest precision."""
   is_short = any(arrays(part.shape)[0].bits < 32 for part in each.sources[:2])
   return "operand_precision={highest,highest}" in each.rest and not is_short
 
 
-def _convolved(
-  each: Instruction,
-  left: Sequence[int],
-  right: Sequence[int],
-  result: Sequence[int],
-) -> int:
+def _convolved(each: Instruction, shapes: Sequence[Sequence[int]]) -> int:
   """Returns the number of products of a convolution.
 
   The TPU compiler writes a batch of products as a convolution over a dilated
@@ -468,13 +454,12 @@ def _convolved(
 
   Args:
     each: convolution.
-    left, right, result: lengths of the axes of the input, of the kernel and of
-      the output.
+    shapes: lengths of the axes of the input, of the kernel and of the output.
   """
   names = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", each.rest)[0]
   inputs, kernel, outputs = (
     dict(zip(labels, lengths, strict=True))
-    for labels, lengths in zip(names, (left, right, result), strict=True)
+    for labels, lengths in zip(names, shapes, strict=True)
   )
   axes = sorted(filter(str.isdigit, kernel))
   window = each.attribute(r"window=\{([^}]*)\}")
@@ -540,11 +525,8 @@ def _groups(each: Instruction) -> list[list[int]]:
   else:
     return []
   # Groups are consecutive devices, after a transposition.
-  devices = np.arange(math.prod(shape)).reshape(shape)
-  grouped: list[list[int]] = (
-    devices.transpose(order or None).reshape(-1, size).tolist()
-  )
-  return grouped
+  devices = np.arange(math.prod(shape)).reshape(shape).transpose(order or None)
+  return [row.tolist() for row in devices.reshape(-1, size)]
 
 
 def _numbers(text: str) -> list[int]:

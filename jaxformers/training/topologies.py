@@ -19,9 +19,6 @@ from typing import Any
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
 
-# How to install the compiler for TPUs, and for GPUs.
-INSTALL = "pip install -e '.[aot]'"
-INSTALL_CUDA = "pip install -e '.[cuda]'"
 # What libtpu reads: no metadata server, no lock file for one process, and no
 # log about the hosts and the type of a slice that is not there.
 ENVIRONMENT = {
@@ -137,13 +134,14 @@ def describe_devices(name: str, slices: int = 1) -> Sequence[Any]:
     UserError: for an unknown topology, or without the compiler for it.
   """
   kind, shape = read_name(name)
-  platform = "tpu" if CHIPS[kind].axes else "cuda"
-  plugin, install, form = {
-    "tpu": ("libtpu", INSTALL, _tpus),
-    "cuda": ("jax_cuda13_plugin", INSTALL_CUDA, _gpus),
-  }[platform]
+  if CHIPS[kind].axes:
+    platform, plugin, extra, form = "tpu", "libtpu", "aot", _tpus
+  else:
+    platform, plugin, extra, form = "cuda", "jax_cuda13_plugin", "cuda", _gpus
   if importlib.util.find_spec(plugin) is None:
-    raise UserError(f"--device {name} needs {plugin}: {install}.")
+    raise UserError(
+      f"--device {name} needs {plugin}: pip install -e '.[{extra}]'."
+    )
   from jax.experimental import topologies
 
   written, options = form(kind, shape, slices)

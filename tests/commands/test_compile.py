@@ -7,6 +7,7 @@ import json
 import pytest
 
 from jaxformers.commands import compile as compile_command
+from jaxformers.foundations.errors import UserError
 from jaxformers.training import topologies
 from jaxformers.training.ahead import Report
 from jaxformers.training.programs import Collective
@@ -14,7 +15,7 @@ from jaxformers.training.programs import Collective
 SIZES = "--sizes=vocab_size=18,max_len=64,num_classes=10"
 CONFIG = "lra/listops:size=tiny,model=s5"
 REPORT = Report(
-  "train", 2, 4, 0.5, 1.0, 1.5, 16, 0.4, 12.6, 19.65, 2.1, 15.4, "memory",
+  "train", 2, 4, 0.5, 1.0, 1.5, 16, 0.4, 0.2, 12.6, 19.65, 2.1, 15.4, "memory",
   (2, 16), (Collective("all-reduce", 4, True, 1, 2_000_000),), 50.0,
 )  # fmt: skip
 
@@ -44,6 +45,50 @@ def test_compile_refuses_wrong_arguments(arguments, message, monkeypatch):
   monkeypatch.setattr(topologies, "describe_devices", lambda *_: [])
   with pytest.raises(SystemExit, match=message):
     compile_command.main([CONFIG, SIZES, *arguments])
+
+
+def test_compile_keeps_a_train_step_whose_evaluation_does_not_fit(monkeypatch):
+  class Steps:
+    def __init__(self, *_):
+      pass
+
+    def train(self):
+      return REPORT
+
+    def save(self, path):
+      saved.append(path)
+
+    def evaluation(self):
+      raise UserError("An evaluation needs 99 GiB")
+
+  saved = []
+  monkeypatch.setattr(topologies, "describe_devices", lambda *_: [])
+  monkeypatch.setattr(compile_command, "Ahead", Steps)
+  with pytest.raises(SystemExit, match="99 GiB"):
+    compile_command.main([CONFIG, SIZES, "--out=file"])
+  assert saved == ["file"]
+
+
+def test_compile_takes_the_sizes_of_pretrained_weights(monkeypatch, tmp_path):
+  class Steps:
+    def __init__(self, config, *_):
+      built.append(config.model)
+
+    def train(self):
+      return REPORT
+
+  built = []
+  fields = {"model.d_model": 24, "model.num_layers": 5}
+  monkeypatch.setattr(topologies, "describe_devices", lambda *_: [])
+  monkeypatch.setattr(compile_command, "Ahead", Steps)
+  monkeypatch.setattr(compile_command.origin, "read_fields", lambda _: fields)
+  pretrained = f"--config.pretrained={tmp_path}"
+  compile_command.main([CONFIG, SIZES, "--steps=train", pretrained])
+  assert (built[0].d_model, built[0].num_layers) == (24, 5)
+  # Fields that the command line sets keep their values.
+  chosen = [pretrained, "--config.model.d_model=16"]
+  compile_command.main([CONFIG, SIZES, "--steps=train", *chosen])
+  assert (built[1].d_model, built[1].num_layers) == (16, 5)
 
 
 @pytest.mark.slow

@@ -267,6 +267,7 @@ def test_a_step_that_the_compiler_refuses_gets_a_message():
   [
     (["--config.batch_size=6"], {}, "batch_size=6.*4 device"),
     (["--config.accumulate=3"], {}, "batch_size=8.*3 part"),
+    (["--config.margin_tokens=1"], {}, "margin_tokens=1: .*no bound"),
     (["--config.mesh=sequence:4"], {"max_len": 63}, "63 tokens.*'sequence'"),
   ],
 )

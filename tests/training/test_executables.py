@@ -1,12 +1,15 @@
 """Compiled train steps in a file."""
 
 import dataclasses
+import json
+import zipfile
 
 import chex
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxformers import models
 from jaxformers.foundations.errors import UserError
 from jaxformers.training import executables, topologies
 from jaxformers.training import trainer as trainer_module
@@ -95,6 +98,11 @@ def test_facts_name_the_sizes_the_compilers_and_the_places_of_devices(
   assert {"jax", "flax", "optax"} < facts["versions"].keys()
   count = run.layout.mesh.size
   assert facts["topology"] == count * [[0, []]]
+  # The default of a padded length is the number of tokens.
+  options = vars(run.config.model) | run.task.sizes()
+  for length in (0, run.task.max_len):
+    model = models.build(**options | {"padded_len": length})
+    assert executables.describe(run.config, model, run.layout) == facts
 
 
 def test_load_refuses_other_files(tmp_path):
@@ -104,3 +112,17 @@ def test_load_refuses_other_files(tmp_path):
       path.write_bytes(content)
     with pytest.raises(UserError, match="program=.*step.*compile --out"):
       executables.load(path, {}, None, None, None)
+
+
+def test_load_refuses_a_damaged_file(tmp_path):
+  path = tmp_path / "step"
+  header = {"facts": {}, "parts": 1, "batches": [""]}
+  with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    file.writestr(executables.FACTS, json.dumps(header))
+    file.writestr("0", bytes(100_000))
+  content = bytearray(path.read_bytes())
+  start = content.rindex(b"PK\3\4") + 31  # After the header of the last file.
+  content[start : start + 40] = 40 * b"\xff"
+  path.write_bytes(content)
+  with pytest.raises(UserError, match="program=.*compile --out"):
+    executables.load(path, {}, None, None, {})

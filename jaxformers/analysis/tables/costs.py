@@ -19,7 +19,16 @@ from jaxformers.models import BLOCKS, MIXERS, MODELS, build, cost, size
 # Arena, section 3).
 MOST_PARAMETERS = 1.10
 Fields = dict[str, Any]
-NUMBERS = ("vocab_size", "max_len", "num_classes", "num_inputs", "channels")
+NUMBERS = (
+  "vocab_size",
+  "max_len",
+  "num_classes",
+  "num_inputs",
+  "channels",
+  "padded_len",
+  "separator",
+  "causal",
+)
 SIZES = (*NUMBERS, "objective", "image")
 
 
@@ -48,7 +57,11 @@ def parse_sizes(text: str) -> Fields:
   # A language model has no classes, because it predicts ids.
   if sizes.get("objective") == "language_model":
     sizes.setdefault("num_classes", 0)
-  if missing := [name for name in NUMBERS[:3] if name not in sizes]:
+  needed: tuple[str, ...] = NUMBERS[:3]
+  # Labels of tokens may depend on later tokens, or not.
+  if sizes.get("objective") == "token_classification":
+    needed += ("causal",)
+  if missing := [name for name in needed if name not in sizes]:
     raise UserError(f"--sizes {text} lacks {', '.join(missing)}: add them.")
   return sizes
 

@@ -159,6 +159,10 @@ def test_costs_speed_table_has_the_counts_of_table_3(capsys):
   [
     (["--models", "bert"], "model.*'bert'.*transject"),
     (["--sizes", "vocab_size=9"], "--sizes vocab_size=9.*max_len, num_classes"),
+    (
+      ["--sizes", f"{SIZES},objective=token_classification"],
+      "token_classification lacks causal",
+    ),
     (["--sizes", "vocab_size=x"], "vocab_size=x.*vocab_size=NUMBER"),
     (["--sizes", "depth=1"], "size.*'depth'.*vocab_size"),
     (["--sizes", "image=32x32"], "image=32x32.*image=224x224x3"),
