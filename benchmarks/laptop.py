@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from jaxformers import config as configs
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.analysis.tables import papers, runs
+from jaxformers.data.engine.loader import WINDOW
 from jaxformers.foundations import allocator, cli, workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.registry import choose
@@ -90,13 +90,17 @@ def seconds_per_step(run: Trainer, start: int) -> float:
   """Returns the mean time of the steps from `start`, without compilation."""
   seen: set[str] = set()
   spent: list[float] = []
-  for number, batch in enumerate(run.batches(start)):
+  # Whole windows of batches have the share of each length.
+  window = WINDOW if len(run.run.padded_lengths) > 1 else 1
+  for number, batch in enumerate(run.batches(start), 1):
+    # The first step of each shape compiles its program: run it twice.
+    if batch_key(batch) not in seen:
+      run.state, _ = ready(run.train_step, run.state, batch)()
+      seen.add(batch_key(batch))
     (run.state, _), seconds = timed(ready(run.train_step, run.state, batch))
-    # The first step of each shape compiles its program.
-    if batch_key(batch) in seen:
-      spent.append(seconds)
-    seen.add(batch_key(batch))
-    if sum(spent) > TIMED_SECONDS or (spent and number >= MOST_TIMED):
+    spent.append(seconds)
+    is_enough = sum(spent) > TIMED_SECONDS or number >= MOST_TIMED
+    if is_enough and number % window == 0:
       break
   return sum(spent) / len(spent)
 
@@ -196,11 +200,15 @@ def hardware(results: Row) -> str:
   return f"{words} of an {processor} (shared), jax {version['jax']}"
 
 
+def budget(minutes: float) -> str:
+  """Returns the end of the protocol of a record."""
+  return f"trained for {minutes:g} minutes"
+
+
 def train(
   task: str, model: str, minutes: float, archives: str, workdir: Path
 ) -> dict[str, Any]:
   """Trains an encoder on a task; returns the record of its run."""
-  began = time.time()
   config, overrides = arguments(task, model, archives)
   folder = workdir / f"{task}_{model}"
   overrides |= saved_schedule(folder, config, overrides, minutes)
@@ -223,16 +231,16 @@ def train(
       "parameters": results["parameters"],
       "steps": overrides["total_steps"],
       "best step": results["best_step"],
+      "training minutes": round(results["train_seconds"] / 60, 1),
     },
     config=" ".join([config, *flags(shown)]),
-    protocol=results["protocol"],
+    protocol=f"{results['protocol']}, {budget(minutes)}",
     hardware=hardware(results),
-    began=began,
     seeds=[results["seed"]],
   )
   commits = ", ".join(short_commits(results["commit"]))
-  minutes = round(results["wall_seconds"] / 60, 1)
-  return row | {"commit": commits, "minutes": minutes}
+  row["minutes"] = round(results["wall_seconds"] / 60, 1)
+  return row | {"commit": commits}
 
 
 @cli.command(
@@ -260,9 +268,16 @@ def main(
   chosen = [choose("task", task, TASKS) for task in cli.names(tasks)]
   encoders = [choose("model", name, MODELS) for name in cli.names(models)]
   for task in chosen:
+    table = f"encoders_{task}"
+    done = {r["model"]: r["protocol"] for r in read(out) if r["table"] == table}
+    for protocol in done.values():
+      if not protocol.endswith(budget(minutes)):
+        raise UserError(
+          f"{out} has {table} with the protocol {protocol!r}, and --minutes is "
+          f"{minutes:g}: choose the same number, or another --out."
+        )
     for model in encoders:
-      done = {(each["table"], each["model"]) for each in read(out)}
-      if (f"encoders_{task}", model) not in done:
+      if model not in done:
         row = train(task, model, minutes, archives, workdir)
         append(out, [row])
         print(task, model, row["values"], flush=True)

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import graphlib
+import itertools
 import json
 import math
 import runpy
@@ -397,6 +398,7 @@ def test_laptop_trains_for_its_minutes_once(monkeypatch, tmp_path, smoke):
     folder.mkdir()
     results = made.make(smoke("lru", seed=3).to_dict())
     results |= {"selection_score": 0.25, "best_step": 7, "wall_seconds": 90.0}
+    results["train_seconds"] = 66.0
     results |= {"commit": "0123456789, abcdefghij", "hardware": {"cores": 2}}
     results["hardware"]["processor"] = "CPU"
     results["versions"] = {"jax": "1"}
@@ -421,6 +423,9 @@ def test_laptop_trains_for_its_minutes_once(monkeypatch, tmp_path, smoke):
   (record,) = programs.read(out)
   assert record["values"]["published"] == 60.2
   assert (record["minutes"], record["seeds"]) == (1.5, [3])
+  assert record["values"]["training minutes"] == 1.1
+  with pytest.raises(SystemExit, match="'lra, trained for 1 minutes'"):
+    laptop.main([*options, "--minutes=2"])
   assert record["commit"] == "0123456, abcdefg"
   # The folder of the archives is not a fact of the result.
   assert "--config.task.archive=a.tar" in record["config"]
@@ -443,21 +448,38 @@ def test_laptop_continues_a_run_with_its_minutes_only(monkeypatch, tmp_path):
     laptop.saved_schedule(folder, "", {}, 1)
 
 
-@pytest.mark.usefixtures("one_device")
+@pytest.mark.parametrize(
+  ("lengths", "timed", "mean"),
+  [
+    ((32,), 3, (16 + 16 + 32) / 3),
+    # Batches of several lengths are timed in whole windows.
+    ((16, 32), 16, (12 * 16 + 4 * 32) / 16),
+  ],
+)
 def test_laptop_times_steps_without_their_compilation(
-  monkeypatch, tmp_path, smoke
+  monkeypatch, lengths, timed, mean
 ):
-  calls = []
+  steps = []
 
-  def fake(call):
-    calls.append(call)
-    return call(), 100 if len(calls) == 1 else len(calls)
+  def step(state, batch):
+    steps.append(batch["inputs"].shape[1])
+    return state, None
 
-  monkeypatch.setattr(laptop, "timed", fake)
+  def batches(start):
+    assert start == 5
+    for length in itertools.cycle([16, 16, 32, 16]):
+      yield {"inputs": np.zeros((2, length))}
+
+  monkeypatch.setattr(laptop, "timed", lambda call: (call(), steps[-1]))
+  monkeypatch.setattr(laptop, "TIMED_SECONDS", 999)
   monkeypatch.setattr(laptop, "MOST_TIMED", 3)
-  run = laptop.Trainer(laptop.open_run(smoke("lru"), tmp_path / "run"))
-  # One shape of batches: the first of four steps compiles.
-  assert laptop.seconds_per_step(run, 0) == (2 + 3 + 4) / 3
+  opened = types.SimpleNamespace(padded_lengths=lengths)
+  run = types.SimpleNamespace(
+    run=opened, state=0, train_step=step, batches=batches
+  )
+  assert laptop.seconds_per_step(run, 5) == mean
+  # The first step of each shape is run once more, untimed.
+  assert len(steps) == timed + len({*steps})
 
 
 def scaling_report(*collectives):

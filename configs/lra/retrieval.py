@@ -79,16 +79,13 @@ def get_config(arg=None):
     laptop={
       "total_steps": 3_200,
       "eval_steps": 200,
+      "eval_examples": 2_000,
       "weight_decay": 0.2,
       "buckets": 8,
       "ema_decay": 0.99,
     },
   )
-  if (
-    args.size == "laptop"
-    and args.protocol == "jaxformers"
-    and find_traits(args.model).recurrence
-  ):
+  if args.size == "laptop" and find_traits(args.model).recurrence:
     # A maximum keeps the rare words that two papers share.
     config.model.update(pool="max", dropout_rate=0.1)
     # Dropout inside the mixer was not tried.
