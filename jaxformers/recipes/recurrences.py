@@ -404,10 +404,10 @@ TINY_RINGS: Mapping[str, Mapping[str, float]] = {
 
 
 class Small(NamedTuple):
-  """Sizes for two cores: number of layers, width, dropout."""
+  """Sizes for two cores: width, number of layers, dropout."""
 
-  num_layers: int = 2
   d_model: int = WIDTH
+  num_layers: int = 2
   dropout_rate: float = 0.0
 
 
@@ -444,31 +444,15 @@ def model_fields(
   # Take the sizes of the model's own paper.
   if size == "published":
     published = PUBLISHED[choose("model with size=published", name, PUBLISHED)]
-    sizes = published[task]
-    return _fields(
-      name,
-      common,
-      sizes.d_model,
-      sizes.num_layers,
-      sizes.dropout_rate,
-      sizes.mixer,
-      sizes.block,
-    )
+    width, num_layers, dropout_rate, mixer, block, *_ = published[task]
+    return _fields(name, common, width, num_layers, dropout_rate, mixer, block)
   # Take the baseline's sizes, or small ones that learn in few steps.
   if size not in shared.SMALL_SIZES:
     return _fields(name, common, width, 2, 0.1, {}, {})
   small = LAPTOP.get(task, Small()) if size == "laptop" else Small()
   ring = TINY_RINGS.get(task, {}) if name == "lru" else {}
-  mixer = {**TINY.get(name, {}), **ring}
-  return _fields(
-    name,
-    common,
-    small.d_model,
-    small.num_layers,
-    small.dropout_rate,
-    mixer,
-    {},
-  )
+  options = {**TINY.get(name, {}), **ring}
+  return _fields(name, common, *small, mixer=options, block={})
 
 
 def matched_width(
