@@ -14,7 +14,7 @@
 # log of each part, and PART.tar.gz with configs, curves and results of its runs.
 # ARCHIVES is a folder of data sets. Variables: LIMIT, seconds for a part, more
 # than 60 (default 540); WORK, folder of the runs (/tmp/jaxformers-gpu); SMALL=1
-# for small sizes, to try a part on a CPU.
+# for small sizes, to try a part on a CPU. speed needs a limit of more than 90.
 set -uo pipefail
 usage() {
   sed -n '2,/^set/p' "$0" | sed '$d; s/^# \{0,1\}//' >&2
@@ -22,14 +22,20 @@ usage() {
 }
 
 (($# == 2 || $# == 3)) || usage
+for value in "$@"; do
+  [[ $value && $value != -* ]] || usage
+done
 part=$1 out=$2 archives=${3:-}
 limit=${LIMIT:-540} work=${WORK:-/tmp/jaxformers-gpu}
 [[ $limit =~ ^[1-9][0-9]{0,5}$ ]] || usage
 ((limit > 60)) || usage
 [[ $part =~ ^(check|speed|table_1|table_2|neutreno)$ ]] || usage
-mkdir -p "$out" "$work/$part"
-out=$(realpath "$out") work=$(realpath "$work")
-archives=${archives:+$(realpath "$archives")}
+[[ $part != speed ]] || ((limit > 90)) || usage
+mkdir -p "$out" "$work/$part" || exit
+out=$(realpath "$out") && work=$(realpath "$work") || exit
+if [[ $archives ]]; then
+  archives=$(realpath -e "$archives") || exit 2
+fi
 cd "$(dirname "$0")/.." || exit
 # PyTorch needs memory next to JAX. Training uses deterministic operations, so
 # that results repeat exactly; `speed` measures the usual operations.

@@ -17,7 +17,7 @@ usage: launch/k8s.sh ACTION --name NAME [options] [-- ARGUMENTS]
               it is mounted at /shared
   --resource  kind of accelerator; default nvidia.com/gpu
   --devices   accelerators per host; default 8
-  --dry_run   print the JobSet and apply nothing
+  --dry_run   print the JobSet or the command, and run nothing
   ARGUMENTS   arguments of python -m jaxformers.main
 TEXT
   exit 2
@@ -50,9 +50,9 @@ must() { # OPTION VALUE PATTERN DESCRIPTION
     exit 2
   fi
 }
-# Pods are named NAME-run-0-INDEX, which may have at most 63 characters.
-must --name "$name" '[a-z]([a-z0-9-]{0,48}[a-z0-9])?' \
-  'at most 50 of a-z, 0-9 and -, first a letter and last no -'
+# Pods are named NAME-run-0-INDEX-abcde, which may have at most 63 characters.
+must --name "$name" '[a-z]([a-z0-9-]{0,43}[a-z0-9])?' \
+  'at most 45 of a-z, 0-9 and -, first a letter and last no -'
 must --hosts "$hosts" '[1-9][0-9]{0,4}' 'a whole number from 1 to 99999'
 must --devices "$devices" '[1-9][0-9]{0,4}' 'a whole number from 1 to 99999'
 must --resource "$resource" \
@@ -74,14 +74,25 @@ print(re.sub("__([A-Z]+)__", lambda m: os.environ[m[1]], text), end="")
 ' < "$(dirname "$0")/k8s_jobset.yaml"
 }
 
+call() {
+  if [[ $dry_run ]]; then
+    printf '%q ' "$@"
+    printf '\n'
+  else
+    "$@"
+  fi
+}
+
 case $action in
   apply)
     if [[ ! $image || ! $claim ]] || ! (($#)); then usage; fi
-    if [[ $dry_run ]]; then filled "$@"; else filled "$@" | kubectl apply -f -; fi
+    # A JobSet that has ended stays until it is deleted: "apply" would change
+    # nothing, and start nothing.
+    if [[ $dry_run ]]; then filled "$@"; else filled "$@" | kubectl create -f -; fi
     ;;
   watch)
-    kubectl logs -f --prefix --tail=40 --max-log-requests=1000 \
+    call kubectl logs -f --prefix --tail=40 --max-log-requests=1000 \
       -l "jobset.sigs.k8s.io/jobset-name=$name"
     ;;
-  delete) kubectl delete jobset "$name" ;;
+  delete) call kubectl delete jobset "$name" ;;
 esac

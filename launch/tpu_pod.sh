@@ -145,8 +145,11 @@ compile_for_type() {
 run() {
   (($#)) || usage
   if [[ $action == run && $dry_run && $type ]]; then compile_for_type "$@"; fi
-  # The run continues after the shell that starts it has ended.
-  on all "cd jaxformers && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") > run.log 2>&1 & echo \$! > run.pid)"
+  # The run continues after the shell that starts it has ended. A live run keeps
+  # its log and its number.
+  # shellcheck disable=SC2016
+  local live='grep -qs jaxformers.main "/proc/$(cat run.pid 2>/dev/null)/cmdline"'
+  on all "cd jaxformers && if $live; then echo 'launch/tpu_pod.sh: a run is live: stop it first.' >&2; exit 1; fi && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") >> run.log 2>&1 & echo \$! > run.pid)"
 }
 
 state() {
@@ -173,7 +176,7 @@ resume() {
       # Do not touch a live run, or hosts that do not answer. The host expands
       # the command.
       # shellcheck disable=SC2016
-      local ask='kill -0 "$(cat jaxformers/run.pid)" 2>/dev/null && echo live || echo dead'
+      local ask='grep -qs jaxformers.main "/proc/$(cat jaxformers/run.pid 2>/dev/null)/cmdline" && echo live || echo dead'
       if [[ $dry_run ]]; then
         on 0 "$ask"
       else

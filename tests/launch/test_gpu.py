@@ -36,6 +36,25 @@ def run(tmp_path):
   return start
 
 
+@pytest.mark.parametrize(
+  ("arguments", "status"),
+  [
+    (("speed", ""), 2),
+    (("table_2", "OUT", "--dry_run"), 2),
+    (("table_2", "OUT", "/no/such/folder"), 2),
+    (("table_2", "/dev/null/out"), 1),
+  ],
+)
+def test_gpu_script_runs_nothing_without_its_folders(
+  run, tmp_path, arguments, status
+):
+  out = str(tmp_path / "out")
+  done = run(*(out if name == "OUT" else name for name in arguments))
+  assert done.returncode == status
+  assert not done.stdout
+  assert done.stderr
+
+
 PARTS = {
   "check": "-m pytest -n 0 -q -x tests/orthogonal tests/models",
   "speed": "-m benchmarks.gpu --out {out}/gpu.json --seconds 450",

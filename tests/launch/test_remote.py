@@ -32,10 +32,13 @@ import json, os, sys
 with open(os.environ["RECORD"], "a") as file:
   json.dump(sys.argv, file)
   file.write("\\n")
-if sys.argv[1:3] == ["apply", "-f"]:
+if sys.argv[1:3] == ["create", "-f"]:
   open(os.environ["RECORD"] + ".yaml", "w").write(sys.stdin.read())
-# The fifth word is the verb of gcloud, for which a test may set the answer.
-verb = "".join(sys.argv[4:5]).upper()
+# A test may set the answer of a program, or of a verb of gcloud.
+verb = os.path.basename(sys.argv[0])
+verb = ("".join(sys.argv[4:5]) if verb == "gcloud" else verb).upper()
+if verb == "SRUN" and "RUNS" in os.environ:
+  os.spawnvp(os.P_WAIT, sys.argv[2], sys.argv[2:])
 print(os.environ.get("SAYS_" + verb, os.environ.get("SAYS", "")))
 sys.stderr.write(os.environ.get("ERRS", ""))
 sys.exit(int(os.environ.get("STATUS_" + verb, os.environ.get("STATUS", "0"))))
@@ -74,6 +77,7 @@ def run(tmp_path):
 
 
 POD = ("--name", "pod", "--zone", "z")
+SLURM_RUN = ["python", "-m", "jaxformers.main", "--distributed"]
 
 
 @pytest.fixture
@@ -270,6 +274,28 @@ def test_tpu_pod_script_does_not_resume_what_it_cannot_see(
   assert [call[4] for call in calls] == verbs
 
 
+def test_tpu_pod_script_leaves_a_live_run_alone(run, pod, tmp_path):
+  _, (started,) = run(pod, "run", *POD, "--", "--config", "a")
+  command = started[7].removeprefix("--command=")
+  folder = tmp_path / "host" / "jaxformers"
+  folder.mkdir(parents=True)
+  sleep = [sys.executable, "-SE", "-c", "import time; time.sleep(60)"]
+  with subprocess.Popen([*sleep, "jaxformers.main"]) as live:
+    (folder / "run.pid").write_text(str(live.pid))
+    ran = subprocess.run(
+      ["bash", "-c", command],
+      cwd=folder.parent,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    live.kill()
+  assert ran.returncode == 1
+  assert "a run is live" in ran.stderr
+  assert (folder / "run.pid").read_text() == str(live.pid)
+  assert not (folder / "run.log").exists()
+
+
 def test_tpu_pod_script_does_not_delete_a_pod_being_created(run):
   ran, calls = run(
     "tpu_pod.sh",
@@ -309,24 +335,46 @@ def test_slurm_script_requeues_a_job_that_asks_for_it(
     SLURM_RESTART_COUNT=restarts,
   )
   assert ran.returncode == int(status)
-  assert calls[0] == [
-    "srun",
-    "--kill-on-bad-exit=1",
-    "python",
-    "-m",
-    "jaxformers.main",
-    "--distributed",
+  assert calls[0][:4] == ["srun", "--kill-on-bad-exit=1", "bash", "-c"]
+  assert calls[0][6:] == [*SLURM_RUN, "--config", "a b"]
+  assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
+  is_last = restarts == "20"
+  assert ("not requeued" in ran.stderr) == is_last
+
+
+@pytest.mark.parametrize(
+  ("first", "status", "again"),
+  [
+    # A mistake on one node: srun returns how the others died.
+    ("2", 2, False),
+    ("1", 1, False),
+    ("75", 143, True),
+    ("0", 143, True),
+  ],
+)
+def test_slurm_script_takes_the_status_of_the_first_node_that_fails(
+  run, first, status, again
+):
+  ran, (_, told, *rest) = run(
+    "slurm.sbatch",
     "--config",
     "a b",
-  ]
-  assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
+    STATUS_PYTHON=first,
+    STATUS_SRUN="143",
+    RUNS="",
+    SLURM_NNODES="4",
+    SLURM_JOB_ID="7",
+  )
+  assert ran.returncode == status
+  assert told == [*SLURM_RUN, "--config", "a b"]
+  assert rest == ([["scontrol", "requeue", "7"]] if again else [])
 
 
 def test_k8s_script_fills_in_a_jobset(run):
   options = ("--name", "n", "--image", "i:1", "--hosts", "4", "--claim", "c")
   ran, calls = run("k8s.sh", "apply", *options, "--", "--config", 'a "b"')
   assert ran.returncode == 0, ran.stderr
-  assert calls == [["kubectl", "apply", "-f", "-"]]
+  assert calls == [["kubectl", "create", "-f", "-"]]
   text = Path(f"{run.record}.yaml").read_text()
   assert "__" not in text
   assert 'args: ["--config", "a \\"b\\""]' in text
@@ -337,6 +385,10 @@ def test_k8s_script_fills_in_a_jobset(run):
   )
   assert not calls
   assert dry.stdout.startswith("# A JobSet")
+  for action, command in (("delete", "delete jobset n"), ("watch", "logs -f")):
+    dry, calls = run("k8s.sh", action, "--name", "n", "--dry_run")
+    assert not calls
+    assert dry.stdout.startswith(f"kubectl {command}")
 
 
 def test_k8s_script_quotes_names_that_yaml_reads_as_values(run):
@@ -349,7 +401,13 @@ def test_k8s_script_quotes_names_that_yaml_reads_as_values(run):
   parsed = yaml.safe_load(ran.stdout)
   assert parsed["metadata"]["name"] == "null"
   (job,) = parsed["spec"]["replicatedJobs"]
-  pod = job["template"]["spec"]["template"]["spec"]
+  spec = job["template"]["spec"]
+  # A mistake of the user ends all, and a pod that saves has no twin.
+  assert spec["podReplacementPolicy"] == "Failed"
+  (rule,) = spec["podFailurePolicy"]["rules"]
+  assert rule["onExitCodes"]["values"] == [2]
+  pod = spec["template"]["spec"]
+  assert rule["onExitCodes"]["containerName"] == pod["containers"][0]["name"]
   (container,) = pod["containers"]
   assert container["image"] == "1.5"
   assert container["args"] == arguments
@@ -363,6 +421,7 @@ def test_k8s_script_quotes_names_that_yaml_reads_as_values(run):
   [
     ("--name", "Big"),
     ("--name", "n-"),
+    ("--name", 46 * "n"),
     ("--name", "4n"),
     ("--name", "n" * 51),
     ("--name", "n\n  labels: {a: b}"),
