@@ -189,8 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     interrupts.leave("runs with results are not repeated.")
   except (UserError, OSError) as error:
     sys.exit(f"error: {error}")
-  for sweep in sweeps:
-    arguments.print_outcome(sweep, strict=False)
+  arguments.print_outcome(*sweeps, strict=False)
 
 
 if __name__ == "__main__":

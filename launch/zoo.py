@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import jaxformers as jf
 from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
+from jaxformers.sweep import commands
 from jaxformers.training import zoo
 
 
@@ -43,17 +44,17 @@ def keep(workdir: Path, name: str) -> Path:
     UserError: if the files of the model are too large for the package.
   """
   model = jf.load(workdir)
-  folder = dataclasses.replace(model, results=public(model.results)).save(
-    zoo.find(name)
-  )
+  model = dataclasses.replace(model, results=public(model.results))
   # Refuse a model that would make the package large.
-  size = sum(path.stat().st_size for path in folder.iterdir())
+  with tempfile.TemporaryDirectory() as staged:
+    files = model.save(Path(staged, name)).iterdir()
+    size = sum(path.stat().st_size for path in files)
   if size > zoo.MOST_BYTES:
     raise UserError(
-      f"{folder} has {size:,} bytes, more than {zoo.MOST_BYTES:,}: train a "
-      "smaller model."
+      f"The model of {workdir} has {size:,} bytes, more than "
+      f"{zoo.MOST_BYTES:,}: train a smaller one."
     )
-  return folder
+  return model.save(zoo.find(name))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       workdir = args.workdir / name
       arguments = zoo.RECIPES[name].command(str(workdir), args.archives)
       command = [sys.executable, "-m", "jaxformers.main", *arguments]
-      if subprocess.call(command):
+      if commands.call(command):
         sys.exit(f"error: the run of {name} failed.")
       print(f"{name} is in {keep(workdir, name)}.")
   except UserError as error:

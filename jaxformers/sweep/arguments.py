@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,13 +44,13 @@ def check_overrides(overrides: Sequence[str], axes: Sequence[Axis]) -> None:
         f"{argument!r} is not an option of a sweep: --help lists them. Set "
         "fields of runs by --config.FIELD=VALUE."
       )
+    field = re.sub("^--?(no)?config.", "", argument.partition("=")[0])
     # One seed for all runs would repeat the same run.
-    if argument.startswith("--config.seed"):
+    if field == "seed":
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")
     # An override would undo the values of an axis.
-    for key, _ in axes:
-      if argument.partition("=")[0] == f"--config.{key}":
-        raise UserError(f"{argument}: {key} is an axis, too: remove one.")
+    if field in (key for key, _ in axes):
+      raise UserError(f"{argument}: {field} is an axis, too: remove one.")
 
 
 def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
@@ -69,19 +70,23 @@ def make_sweep(args: Any, overrides: Sequence[str]) -> Sweep:
   )
 
 
-def print_outcome(sweep: Sweep, *, strict: bool) -> None:
+def print_outcome(*sweeps: Sweep, strict: bool) -> None:
   """Prints missing data and failed runs; exits with status 1 for failures.
 
   Args:
-    sweep: a sweep that has ended.
+    *sweeps: sweeps that have ended.
     strict: True to exit with status 1 for missing data as well.
   """
+  missing, failed = (
+    [f"{k}: {v}" for sweep in sweeps for k, v in getattr(sweep, name).items()]
+    for name in ("missing", "failed")
+  )
   # Missing data are an error only if `strict` is set.
-  if sweep.missing:
-    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.missing.items())
+  if missing:
+    listed = "\n  ".join(dict.fromkeys(missing))
     print(f"\nNot run, since data are missing:\n  {listed}", file=sys.stderr)
-  if sweep.failed:
-    listed = "\n  ".join(f"{k}: {v}" for k, v in sweep.failed.items())
+  if failed:
+    listed = "\n  ".join(failed)
     sys.exit(f"error: runs that failed, with their exit status:\n  {listed}")
-  if sweep.missing and strict:
+  if missing and strict:
     sys.exit(1)

@@ -69,7 +69,11 @@ class Job:
     self.command = list(command)
 
   def __call__(self) -> int:
-    """Runs the command to its end and returns its exit status."""
+    """Runs the command to its end and returns its exit status.
+
+    A command that a signal has stopped has no result: this process ends as
+    well, and Slurm decides whether the job goes on.
+    """
     env = dict(os.environ)
     # A node has a single task, which uses all of its devices.
     count = env.get("SLURM_GPUS_ON_NODE", "")
@@ -80,7 +84,10 @@ class Job:
     # A child process inherits ignored signals, but no handlers.
     self._process = subprocess.Popen(self.command, env=env)
     signal.signal(signal.SIGUSR2, before)
-    return self._process.wait()
+    status = self._process.wait()
+    if status in (143, -signal.SIGTERM):
+      sys.exit(0)
+    return status
 
   def checkpoint(self) -> Any:
     """Lets the command save at the time limit; returns a job that resumes."""

@@ -19,7 +19,7 @@ from jaxformers.foundations.tables import markdown_table
 from jaxformers.models.config import NEXT
 from jaxformers.models.transplant import CAUSAL_ADVICE, transplant
 from jaxformers.sweep.grid import Cell, Pairs
-from jaxformers.sweep.runs import Sweep
+from jaxformers.sweep.runs import Sweep, check_seeds
 from jaxformers.tasks.reconstruction import OBJECTIVES
 
 Result = Mapping[str, Any]
@@ -171,6 +171,7 @@ class Pretraining:
       UserError: if a run could not start, or if fine-tuning could not take over
         the pre-trained encoder.
     """
+    check_seeds(seeds)
     for way in chosen:
       # Check that every run could start.
       phases = self.phases(way, cells)

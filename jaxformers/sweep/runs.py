@@ -20,6 +20,7 @@ from jaxformers.training import origin, resume
 from jaxformers.training.run import check_fields
 
 MAIN = (sys.executable, "-m", "jaxformers.main")
+DIVERGED = 2  # Status of a run whose loss is not finite.
 
 
 class Sweep:
@@ -115,11 +116,7 @@ class Sweep:
       UserError: if a run could not start for another reason than its data, if a
         run is listed twice, or if no data are available.
     """
-    if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
-      raise UserError(
-        f"--seeds={','.join(map(str, seeds))}: give seeds that differ and are "
-        "not negative."
-      )
+    check_seeds(seeds)
     # Check all configs before any data are prepared.
     cell_configs = [self.load_config(cell, seeds[0]) for cell in cells]
     for config in cell_configs:
@@ -191,16 +188,20 @@ class Sweep:
     return [*MAIN, *paths, *fields]
 
   def tune(self, cell: Cell, axis: Axis, seed: int) -> Cell | None:
-    """Returns the cell with the best value of an axis; None if all fail."""
+    """Returns the cell with the best value of an axis; None without one.
+
+    There is none if all values diverge, or if a run fails for another reason.
+    """
     key, values = axis
     before = dict(self.failed)
     # Run every value with the first seed, and keep the results.
     every = {v: self.run(cell.extended(key, v), seed) for v in values}
     results = {value: result for value, result in every.items() if result}
-    if not results:
+    failed = {k: v for k, v in self.failed.items() if k not in before}
+    if not results or any(status != DIVERGED for status in failed.values()):
       return None
     # A value that diverges is a result of tuning, not a failure of the sweep.
-    left_out, self.failed = self.failed.keys() - before.keys(), before
+    left_out, self.failed = failed.keys(), before
     # Choose the best value, and print all scores. A higher score is better. The
     # score of a loss is its negative, which `abs` undoes.
     scores = {value: r["selection_score"] for value, r in results.items()}
@@ -217,6 +218,15 @@ class Sweep:
   def folder(self, cell: Cell, seed: int) -> Path:
     """Returns the workdir of a run."""
     return self.workdir / cell.folder / f"seed_{seed}"
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+  """Raises UserError unless there are seeds, which differ."""
+  if not seeds or len({*seeds}) < len(seeds) or min(seeds) < 0:
+    raise UserError(
+      f"--seeds={','.join(map(str, seeds))}: give seeds that differ and are "
+      "not negative."
+    )
 
 
 def _check_distinct(

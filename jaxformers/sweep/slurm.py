@@ -22,6 +22,8 @@ DEFAULTS = {
   "job_name": "jaxformers",
   "time": 24 * 60,
   "ntasks_per_node": 1,
+  # A job that has saved is requeued, also where the default is not to.
+  "additional_parameters": {"requeue": True},
   # Since Slurm 22.05, srun does not inherit sbatch's --cpus-per-task.
   "setup": ["export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}"],
 }
@@ -156,9 +158,14 @@ class SlurmSweep(Sweep):
     # Submit the new jobs as one array, and remember their ids.
     started: dict[str, Any] = {}
     if new:
-      with self._executor.batch():
-        for folder, job in new.items():
-          started[folder] = self._executor.submit(job)
+      import submitit
+
+      try:
+        with self._executor.batch():
+          for folder, job in new.items():
+            started[folder] = self._executor.submit(job)
+      except submitit.core.utils.FailedJobError as error:
+        raise UserError(f"--slurm: {str(error).strip()}") from None
       ids |= {folder: job.job_id for folder, job in started.items()}
       durable.write_json(self._ids_path, ids)
     self._jobs |= queued | started
@@ -198,10 +205,13 @@ class SlurmSweep(Sweep):
 
 def _is_queued(job_id: str) -> bool:
   """Returns True if Slurm knows a job, or if Slurm cannot be asked."""
+  command = ["squeue", "--noheader", "--jobs", job_id]
   try:
-    command = ["squeue", "--noheader", "--jobs", job_id]
-    done = subprocess.run(command, capture_output=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
   except OSError:
     # A job that may still run must not be started twice.
     return True
+  # Slurm does not know the id of a job that ended long ago.
+  if done.returncode:
+    return "invalid job id" not in done.stderr.lower()
   return bool(done.stdout.strip())

@@ -28,6 +28,8 @@ Plain = Mapping[str, Any]  # Plain JSON.
 
 # Characters of a path that orbax takes for a pattern or a separator.
 REFUSED = "*?[\\"
+# Errors of file systems without locks.
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 def check_writable(workdir: Path) -> None:
@@ -103,8 +105,16 @@ def locked(workdir: Path) -> Iterator[None]:
       f"The workdir {workdir} is in use by {_holder(holder)}: wait until that "
       "run has ended, or choose another --workdir."
     ) from None
-  # A file system without locks is no reason not to train.
   except (OSError, NotImplementedError) as error:
+    number = getattr(error, "errno", errno.ENOSYS)
+    if number in (errno.EACCES, errno.EPERM):
+      raise UserError(
+        f"The lock {workdir / '.lock'} belongs to another user, whose run may "
+        "be live: choose another --workdir."
+      ) from None
+    if number not in WITHOUT_LOCKS:
+      raise
+    # A file system without locks is no reason not to train.
     print(
       f"The file system of {workdir} has no locks ({error}): make sure that no "
       "second run works there.",

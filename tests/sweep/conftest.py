@@ -114,6 +114,8 @@ print("JobID|State|NodeList")
 """,
   "squeue": """
 import os, sys
+if "SAYS" in os.environ:
+  sys.exit(os.environ["SAYS"])
 if not os.environ.get("GONE"):
   print(sys.argv[-1], "gpu")
 """,

@@ -85,6 +85,14 @@ def test_pretrain_command_fine_tunes_the_run_of_the_same_seed(
   assert len(runs.commands) == 6
 
 
+@pytest.mark.parametrize("seeds", ["", "0,0"])
+def test_pretrain_command_refuses_wrong_seeds(runs, tmp_path, seeds):
+  argv = ["--config", SPEC, f"--workdir={tmp_path}", f"--seeds={seeds}"]
+  with pytest.raises(SystemExit, match=f"--seeds={seeds}: give seeds"):
+    pretrain.main(argv)
+  assert not runs.commands
+
+
 def test_pretrain_command_dry_run_prints_both_phases(runs, tmp_path, capsys):
   pretrain.main(
     [

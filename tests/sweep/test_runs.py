@@ -100,11 +100,17 @@ def test_sweep_continues_after_a_failed_run(runs, tmp_path, capsys):
     sweep.main([*argv, "--grid=model=local,sparse"])
   assert len(runs.commands) == 2
   assert "| 50.00 | 0 |" in capsys.readouterr().out
-  # Of what is tuned, the others are left to choose from; that is no failure.
-  sweep.main([*argv, "--tune=model=local,sparse", "--seeds=0,1"])
+  # Of what is tuned, no value is chosen while a run failed.
+  tuned = [*argv, "--tune=model=local,sparse", "--seeds=0,1"]
+  with pytest.raises(SystemExit, match="model=local.seed_0: 1"):
+    sweep.main(tuned)
+  assert (f"{SPEC},model=sparse", 1) not in runs.commands
+  # One that diverges is left out; that is no failure.
+  runs.broken[f"{SPEC},model=local"] = 2
+  sweep.main(tuned)
   assert runs.commands[-1] == (f"{SPEC},model=sparse", 1)
   assert "left out: " in capsys.readouterr().out
-  with pytest.raises(SystemExit, match="model=local.seed_0: 1"):
+  with pytest.raises(SystemExit, match="model=local.seed_0: 2"):
     sweep.main([*argv, "--tune=model=local"])
 
 

@@ -52,6 +52,40 @@ def test_sweep_slurm_resubmits_a_lost_job(slurm, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+  ("said", "count"),
+  [
+    ("slurm_load_jobs error: Invalid job id specified", 1),
+    # A job that may still run is not submitted again.
+    ("slurm_load_jobs error: Unable to contact slurm controller", 0),
+  ],
+)
+def test_sweep_slurm_resubmits_no_job_that_may_run(
+  slurm, tmp_path, monkeypatch, said, count
+):
+  folder = tmp_path / "runs"
+  (folder / "slurm").mkdir(parents=True)
+  run = str(folder / "lra_listops" / "size=tiny" / "seed_0")
+  (folder / "slurm" / "jobs.json").write_text(json.dumps({run: "3"}))
+  monkeypatch.setenv("SAYS", said)
+  monkeypatch.setattr(SlurmSweep, "train", lambda *_: exit(130))
+  with pytest.raises(SystemExit, match="130"):
+    sweep.main(["--config", SPEC, f"--workdir={folder}", "--slurm"])
+  text = slurm.read_text() if slurm.exists() else ""
+  assert text.count("#!/bin/bash") == count
+  assert text.count("#SBATCH --requeue") == count
+
+
+def test_sweep_slurm_names_why_a_job_is_refused(slurm, tmp_path):
+  program = tmp_path / "bin" / "sbatch"
+  program.write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
+  argv = ["--config", SPEC, f"--workdir={tmp_path / 'runs'}", "--slurm"]
+  with pytest.raises(
+    SystemExit, match="(?s)error: --slurm: .*invalid partition"
+  ):
+    sweep.main(argv)
+
+
+@pytest.mark.parametrize(
   ("text", "message"),
   [
     ("time", "'time'.*KEY=VALUE"),

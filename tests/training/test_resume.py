@@ -216,6 +216,24 @@ def test_locked_warns_of_a_file_system_without_locks(
   assert "[Errno 37] No locks" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+  ("number", "kind", "message"),
+  [
+    (errno.EACCES, UserError, "belongs to another user"),
+    (errno.EIO, OSError, "said"),
+  ],
+)
+def test_locked_takes_no_other_error_for_a_file_system_without_locks(
+  tmp_path, monkeypatch, number, kind, message
+):
+  def refuse(*args, **kwargs):
+    raise OSError(number, "said")
+
+  monkeypatch.setattr(resume.filelock.FileLock, "acquire", refuse)
+  with pytest.raises(kind, match=message), resume.locked(tmp_path):
+    pass
+
+
 def test_run_eval_only_takes_no_lock(smoke, run, finished):
   with resume.locked(run):
     again = loop.run(smoke(), run, eval_only=True)
