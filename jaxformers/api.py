@@ -113,8 +113,17 @@ def train(
     with loaded.unlocked():
       statistics = {k: loaded.task[k] for k in STATISTICS if k in loaded.task}
       loaded.task = {"name": arrays.NAME, **section, **statistics}
+    # Other options of the task are for the data that the examples replace.
+    for name in options or {}:
+      head, _, rest = name.partition(".")
+      if head == "task" and rest.partition(".")[0] not in loaded.task:
+        raise configs.UserError(
+          f"options[{name!r}] has no effect on your own examples: leave it "
+          "out. Give classes, vocab_size and max_len as arguments of train."
+        )
   elif sizes or validation is not None or test is not None:
-    names = sorted({*sizes, "validation" if validation is not None else "test"})
+    given = {"validation": validation, "test": test}
+    names = sorted({*sizes, *(k for k, v in given.items() if v is not None)})
     raise configs.UserError(
       f"{', '.join(names)} describe your own examples: give train= as well."
     )

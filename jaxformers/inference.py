@@ -39,7 +39,7 @@ from jaxformers.models.capture import capture
 from jaxformers.models.decode import at_least
 from jaxformers.models.streams import Stream
 from jaxformers.models.variables import make_variables, outputs
-from jaxformers.tasks import Task, rows
+from jaxformers.tasks import Task, arrays, rows
 from jaxformers.tasks import inputs as task_inputs
 from jaxformers.training import exported, zoo
 from jaxformers.training.weights import read_published, read_weights
@@ -232,8 +232,14 @@ class TrainedModel:
   def __repr__(self) -> str:
     """Describes model, task and score on one line."""
     # A finished run has a test score.
-    metric = self.results.get("metric", "")
-    score = f", test {metric} {self.results[metric]:.4g}" if metric else ""
+    score = ""
+    if metric := self.results.get("metric", ""):
+      # Own examples without a test split are scored on those that select.
+      is_held_out = self.about["task"] == arrays.NAME and self.results[
+        "selection"
+      ].startswith("test")
+      split = "held-out" if is_held_out else "test"
+      score = f", {split} {metric} {self.results[metric]:.4g}"
     return (
       f"<TrainedModel {self.config['name']} on {self.about['task']} "
       f"({self.about['protocol']}), step {self.step:,}, "
@@ -312,6 +318,7 @@ class TrainedModel:
         f"{count} samples of {length} tokens: give at least one of both, by "
         "--samples and --length."
       )
+    _RANGES["seed"].check("seed", seed)
     # Draw indices of the split without replacement.
     source = self.task.splits[choose("split", split, self.task.splits)]
     rng = np.random.default_rng(seed)

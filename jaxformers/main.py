@@ -169,7 +169,7 @@ def _run(command: Command, began: float) -> None:
     if seed is not None:
       config.seed = seed
     # Each seed has its own workdir.
-    workdir = FLAGS.workdir
+    workdir = FLAGS.workdir and paths.expand(FLAGS.workdir)
     if workdir is None:
       workdir = default_workdir(FLAGS.config, command.loaded, config)
     elif seed is not None:
@@ -287,6 +287,12 @@ def _parse(argv: list[str]) -> Command:
     if not config.get("pretrained"):
       RunConfig.from_dict(config)
     seeds = cli.numbers("seeds", FLAGS.seeds)
+    for seed in seeds:
+      ranges.of(RunConfig)["seed"].check("--seeds", seed)
+    if FLAGS.eval_only and FLAGS.profile:
+      raise UserError(
+        "--profile traces training steps, and --eval_only has none: remove one."
+      )
     if not FLAGS.eval_only:
       logs = [name for name in configs.LOGS if config.get(name)]
       requirements.require_logs(logs)

@@ -3,6 +3,7 @@
 import importlib
 import os
 import pydoc
+import shutil
 import subprocess
 import sys
 import typing
@@ -14,6 +15,7 @@ import pytest
 import jaxformers as jf
 from jaxformers.commands import export as export_command
 from jaxformers.commands import states
+from jaxformers.foundations import workdirs
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -69,9 +71,10 @@ def test_import_jaxformers_imports_no_other_library():
 @pytest.fixture(scope="module")
 def texts_model(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("api") / "texts"
-  options = TINY | {"task.max_len": 20}
   spec = "lra/text:size=tiny,model=transformer"
-  return jf.train(spec, workdir, train=(TEXTS, LABELS), options=options)
+  return jf.train(
+    spec, workdir, train=(TEXTS, LABELS), options=TINY, max_len=20
+  )
 
 
 def test_train_on_texts_in_memory(texts_model):
@@ -79,20 +82,40 @@ def test_train_on_texts_in_memory(texts_model):
   assert prediction.label in ("good", "bad")
   assert texts_model.results["selection"] == "test"
   assert texts_model.results["examples"] == 4
+  # The examples that select the checkpoint are no test split.
+  assert "held-out accuracy" in repr(texts_model)
+
+
+def test_load_gives_no_results_of_another_checkpoint(texts_model, tmp_path):
+  """As of a run that was made longer, and has not ended."""
+  folder = shutil.copytree(texts_model.folder, tmp_path / "run")
+  results = workdirs.read_results(folder)
+  workdirs.write(folder, "results.json", results | {"best_step": 99_999})
+  model = jf.load(folder)
+  assert model.step == texts_model.step and not model.results
+
+
+def test_train_refuses_what_has_no_effect_on_own_examples(tmp_path):
+  spec = "lra/text:size=tiny,model=transformer"
+  options = TINY | {"task.max_len": 20}
+  with pytest.raises(ValueError, match="'task.max_len'.*no effect"):
+    jf.train(spec, tmp_path, train=(TEXTS, LABELS), options=options)
+  with pytest.raises(ValueError, match="^max_len, test describe"):
+    jf.train(spec, tmp_path, test=(TEXTS, LABELS), max_len=5)
+  with pytest.raises(ValueError, match="^max_len describe"):
+    jf.train(spec, tmp_path, max_len=5)
 
 
 def test_train_resumes_with_the_same_examples_only(texts_model):
   spec = "lra/text:size=tiny,model=transformer"
-  options = TINY | {"task.max_len": 20}
+  sizes = {"options": TINY, "max_len": 20}
   pairs = zip(TEXTS, LABELS, strict=True)
-  again = jf.train(spec, texts_model.folder, train=pairs, options=options)
+  again = jf.train(spec, texts_model.folder, train=pairs, **sizes)
   np.testing.assert_array_equal(
     again.outputs(TEXTS), texts_model.outputs(TEXTS)
   )
   with pytest.raises(ValueError, match=r"(?s)results\.json.*data: "):
-    jf.train(
-      spec, texts_model.folder, train=(TEXTS[::-1], LABELS), options=options
-    )
+    jf.train(spec, texts_model.folder, train=(TEXTS[::-1], LABELS), **sizes)
 
   with pytest.raises(ValueError, match="were given in Python"):
     _ = states.load(texts_model.folder).task
@@ -154,7 +177,8 @@ def test_train_refuses_other_class_names_in_the_same_folder(texts_model):
       texts_model.folder,
       train=(TEXTS, LABELS),
       classes=("bad", "good", "so"),
-      options=TINY | {"task.max_len": 20},
+      options=TINY,
+      max_len=20,
     )
   after = jf.load(texts_model.folder).outputs(TEXTS[:2])
   np.testing.assert_array_equal(before, after)

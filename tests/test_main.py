@@ -378,6 +378,8 @@ def test_main_trains_several_seeds(finished, command, tmp_path):
     ([], ":model=hyena", "model 'hyena'"),
     ([], ":sise=tiny", "config argument 'sise'.*'size'"),
     (["--seeds=one"], "", "--seeds=one: give integers"),
+    (["--seeds=0,-1"], "", "--seeds=-1 is not in"),
+    (["--eval_only", "--profile"], "", "--profile traces training steps"),
     pytest.param(
       ["--config.batch_size=0"], "", "batch_size=0", marks=pytest.mark.long
     ),

@@ -118,7 +118,7 @@ def main(
   label = states.describe(state)
   values = {"tokens": tokens, "radii": radii, "steps": options["steps"]}
   _check_use(bool(edits), {**values, "deletion": deletion, "draws": draws})
-  pair = cli.numbers("draws", draws)
+  pair = tuple(cli.numbers("draws", draws))
   if len(pair) != 2 or min(pair) < 1:
     raise UserError(f"--draws={draws}: give two numbers, such as 1000,4000.")
   # Check for the plotting library before the measurement.

@@ -192,7 +192,8 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     table = [
       (
         str(layer),
-        *(f"{measured[key][layer]:.3g}" for key in ("least", "collisions")),
+        f"{measured['least'][layer]:.3g}",
+        f"{measured['collisions'][layer]:,}",
         *(f"{measured[key][layer]:.3g}" for key in ("typical", "continued")),
         f"{measured['siblings'][layer]:.3g}",
       )

@@ -120,15 +120,18 @@ def main(
   devices = topologies.describe_devices(device, slices)
   task_sizes = costs.parse_sizes(sizes) if sizes else None
   ahead = Ahead(loaded, devices, topologies.CHIPS[kind], task_sizes)
-  reports = []
-  for name in names:
-    reports.append(getattr(ahead, name)())
-    # Keep the train step also if the evaluation step does not fit.
-    if name == "train" and out:
-      ahead.save(out)
-  title = f"{len(devices)} devices of {device}, {slices} slice(s):\n"
-  content = [dataclasses.asdict(report) for report in reports]
-  cli.show(content, (title, table(reports)), as_json)
+  reports: list[Report] = []
+  try:
+    for name in names:
+      reports.append(getattr(ahead, name)())
+      if name == "train" and out:
+        ahead.save(out)
+  # Show the train step also if the evaluation step does not fit.
+  finally:
+    if reports:
+      title = f"{len(devices)} devices of {device}, {slices} slice(s):\n"
+      content = [dataclasses.asdict(report) for report in reports]
+      cli.show(content, (title, table(reports)), as_json)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,12 @@ import argparse
 import dataclasses
 import inspect
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxformers import tasks
+from jaxformers.config.arguments import BOOLEANS
 from jaxformers.data.generators import listops_text
 from jaxformers.data.generators.pathfinder import Settings
 from jaxformers.data.sets import pathfinder as pathfinder_files
@@ -55,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
       default = parameter.default
       if default is not None:
         subparser.add_argument(
-          f"--{option}", type=type(default), default=default, metavar="VALUE"
+          f"--{option}", type=_reader(default), default=default, metavar="VALUE"
         )
     if name in EXPORTS:
       subparser.add_argument(
@@ -65,6 +67,22 @@ def _parser() -> argparse.ArgumentParser:
         help="folder for a copy of the generated examples in LRA's layout",
       )
   return parser
+
+
+def _reader(default: Any) -> Callable[[str], Any]:
+  """Returns the function that reads an option with such a default."""
+
+  def read_flag(text: str) -> bool:
+    if text.lower() not in BOOLEANS:
+      raise argparse.ArgumentTypeError(f"{text!r}: give true or false")
+    return BOOLEANS[text.lower()]
+
+  def read_numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split(","))))
+
+  if isinstance(default, bool):
+    return read_flag
+  return read_numbers if isinstance(default, tuple) else type(default)
 
 
 def summary(task: Task) -> str:

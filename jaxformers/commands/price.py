@@ -31,6 +31,12 @@ def main(folders: list[Path], out: str) -> None:
   if out:
     requirements.require("plots", f"--out={out}")
   runs = [price.price(folder) for folder in folders]
+  metrics = sorted({run.metric for run in runs})
+  if len(metrics) > 1:
+    raise UserError(
+      f"The runs have scores in {' and '.join(metrics)}: give runs of one "
+      "of them."
+    )
   print(price.price_table(runs))
   if out:
     drawn = price.figure(runs)

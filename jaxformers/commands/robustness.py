@@ -26,7 +26,8 @@ from typing import Any
 
 from jaxformers.analysis.evaluation import robustness
 from jaxformers.commands import states
-from jaxformers.foundations import cli
+from jaxformers.foundations import cli, ranges
+from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import plus_minus, spread
 
 
@@ -82,6 +83,12 @@ def main(
   scored = {}
   # Load all runs before the first one is scored.
   state = states.take_state(folders)
+  if (names or count) and any(folders.values()):
+    raise UserError(
+      f"--corruptions={corruptions}, --count={count}: no effect on the folders "
+      "of other sets: leave them out."
+    )
+  ranges.check(robustness.corrupted, {"count": count, "batch_size": batch_size})
   runs = {workdir: states.load(workdir, **state) for workdir in workdirs}
   for run in runs.values():
     _ = run.task  # Open the data: an error ends the command here.

@@ -85,7 +85,11 @@ def read_weights(folder: Path) -> Weights | None:
     record = workdirs.read_verified(folder, "vocabulary.json")
     fields = (saved["model"], about, record, best.step, config.imports)
     has_results = (folder / "results.json").exists()
-    return Weights(params, *fields, *_others(folder, record, has_results))
+    tokenizer, results = _others(folder, record, has_results)
+    # A run that was made longer has the results of an earlier checkpoint.
+    if results.get("best_step", best.step) != best.step:
+      results = {}
+    return Weights(params, *fields, tokenizer, results)
   # Explain a folder that holds several runs.
   refuse_seeds(folder)
   return None

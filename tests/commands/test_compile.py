@@ -47,7 +47,9 @@ def test_compile_refuses_wrong_arguments(arguments, message, monkeypatch):
     compile_command.main([CONFIG, SIZES, *arguments])
 
 
-def test_compile_keeps_a_train_step_whose_evaluation_does_not_fit(monkeypatch):
+def test_compile_keeps_a_train_step_whose_evaluation_does_not_fit(
+  monkeypatch, capsys
+):
   class Steps:
     def __init__(self, *_):
       pass
@@ -67,6 +69,7 @@ def test_compile_keeps_a_train_step_whose_evaluation_does_not_fit(monkeypatch):
   with pytest.raises(SystemExit, match="99 GiB"):
     compile_command.main([CONFIG, SIZES, "--out=file"])
   assert saved == ["file"]
+  assert "| train | 2 |" in capsys.readouterr().out
 
 
 def test_compile_takes_the_sizes_of_pretrained_weights(monkeypatch, tmp_path):

@@ -78,12 +78,29 @@ def test_prepare_exports_pathfinder_in_the_layout_of_lra(tmp_path):
     (["text", "--max_len", "x"], "invalid int value: 'x'"),
     (["text", "--depth", "3"], "unrecognized arguments: --depth"),
     (["image", "--export", "x"], "unrecognized arguments: --export"),
+    (["recall", "--causal", "no"], "'no': give true or false"),
   ],
 )
 def test_prepare_refuses_wrong_arguments(argv, message, capsys):
   with pytest.raises(SystemExit):
     prepare.main(argv)
   assert message in capsys.readouterr().err
+
+
+def test_prepare_reads_flags_and_lists(monkeypatch):
+  class Stop(Exception):
+    """Ends the command once it has read its arguments."""
+
+  def get(name, **options):
+    given.update(options)
+    raise Stop
+
+  given = {}
+  monkeypatch.setattr(prepare.tasks, "get", get)
+  with pytest.raises(Stop):
+    prepare.main(["recall", "--causal", "False", "--test_lengths", "64,128"])
+  assert given["causal"] is False
+  assert given["test_lengths"] == (64, 128)
 
 
 @pytest.mark.slow

@@ -22,7 +22,9 @@ from tqdm import tqdm
 
 from jaxformers.analysis.plotting import plots
 from jaxformers.analysis.plotting.figures import Figure, Texts
+from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, PositiveCount
 from jaxformers.foundations.registry import choose
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import TrainedModel
@@ -45,6 +47,7 @@ from jaxformers.models.certificates import (
   token_reach,
 )
 from jaxformers.models.variables import make_variables
+from jaxformers.tasks.deletion import Deleted
 
 CANDIDATES = 8  # Replacements that each step of the search evaluates.
 
@@ -365,8 +368,8 @@ def figure(content: dict[str, Any]) -> Figure:
   texts = Texts(
     "certified",
     "Accuracy under changes of the input",
-    f"{content['examples']:,} test examples certified, {content['attacked']:,} "
-    "attacked; step {step} of {workdir}.".format(**content),
+    "{examples:,} {split} examples certified, {attacked:,} attacked; step "
+    "{step} of {workdir}.".format(**content),
   )
   return plots.curves(texts, rows, "strength of the change", panels)
 
@@ -376,10 +379,10 @@ def measure_certified(
   *,
   counts: list[int],
   radii: list[float],
-  samples: int,
-  examples: int,
-  steps: int,
-  seed: int,
+  samples: PositiveCount,
+  examples: Count,
+  steps: Count,
+  seed: Count,
   split: str = "test",
 ) -> dict[str, Any]:
   """Returns the certified and the attacked accuracies of a run, for JSON.
@@ -395,11 +398,22 @@ def measure_certified(
     split: name of the task's split.
 
   Raises:
-    UserError: for pairs, images, language models and segmenters.
+    UserError: for pairs, images, language models and segmenters; for numbers
+      out of range; and for texts of which tokens are deleted at random.
   """
+  numbers = {"samples": samples, "examples": examples, "steps": steps}
+  ranges.check(measure_certified, numbers | {"seed": seed})
+  if min([*counts, *radii], default=0) < 0:
+    raise UserError(f"tokens={counts}, radii={radii}: give numbers from 0 on.")
   _require_sequences(run)
   model = in_float32(run.model)
   source = run.task.splits[choose("split", split, run.task.splits)]
+  if isinstance(source, Deleted):
+    raise UserError(
+      f"config.task.deletion={source.rate:g}: the split has one random "
+      "deletion of each text, whose certificate says nothing of the text. "
+      "Give --edits=1,2,4 for a vote over deletions."
+    )
   counts = sorted(counts) if model.config.vocab_size else []
   # Draw the examples to attack and to certify.
   order = np.random.default_rng(seed).permutation(len(source))

@@ -10,6 +10,7 @@ from jaxformers.analysis.certificates import attention, lipschitz
 from jaxformers.analysis.plotting import figures
 from jaxformers.analysis.plotting.figures import Figure, Texts
 from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import load_run
 from jaxformers.models.blocks.fixed_point import LENGTHS
@@ -98,7 +99,13 @@ def price(workdir: Path) -> Priced:
     UserError: if `inference.load_run` fails, or if the run has not ended.
   """
   run = load_run(workdir)
-  results = workdirs.read_results(workdir)
+  workdirs.read_results(workdir)  # The run has ended.
+  results = run.results
+  if not results:
+    raise UserError(
+      f"{workdir} has results of an earlier checkpoint: run its training "
+      "command again, to its end."
+    )
   metric = results["metric"]
   certificate = find_certificate(run.model, run.params)
   name = run.model.config.name
@@ -131,7 +138,7 @@ def figure(runs: list[Priced]) -> Figure:
     for run in runs
     if run.certificate
   )
-  free = {run.model: run.score for run in runs if not run.certificate}
+  free = [(run.model, run.score) for run in runs if not run.certificate]
 
   def paint(fig: Any, rows: Any) -> None:
     # Draw a line of points for each model with a certificate.
@@ -140,7 +147,7 @@ def figure(runs: list[Priced]) -> Figure:
       factors, scores = zip(*((x, s) for _, x, s in points), strict=True)
       axes.plot(factors, scores, label=model, **figures.style(number))
     # Draw a horizontal line for each model without a certificate.
-    for number, (model, score) in enumerate(free.items(), len(rows)):
+    for number, (model, score) in enumerate(free, len(rows)):
       look = figures.style(number) | {"marker": None, "linestyle": ":"}
       axes.axhline(score, label=f"{model}, no certificate", **look)
     axes.set_xlabel("log10 of the greatest factor of a distance")

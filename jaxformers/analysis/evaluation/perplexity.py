@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxformers.data.engine.segments import Segments
+from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.inference import TrainedModel
 from jaxformers.training.evaluate import Evaluator
 from jaxformers.training.progress import Progress
@@ -22,8 +25,8 @@ def measure_perplexity(
   strides: Sequence[int],
   *,
   split: str = "test",
-  tokens: int = 0,
-  batch_size: int = 32,
+  tokens: Count = 0,
+  batch_size: PositiveCount = 32,
 ) -> list[dict[str, Any]]:
   """Returns `stride`, `perplexity`, `loss` and `count` for each stride.
 
@@ -39,7 +42,8 @@ def measure_perplexity(
     UserError: if the model is not a language model, or a stride is out of
       range.
   """
-  source = run.task.splits[split]
+  ranges.check(measure_perplexity, {"tokens": tokens, "batch_size": batch_size})
+  source = run.task.splits[choose("split", split, run.task.splits)]
   if not isinstance(source, Segments):
     raise UserError(
       f"The task {run.task.name!r} has no text to predict: give the run of a "

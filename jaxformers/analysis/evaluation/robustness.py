@@ -21,7 +21,10 @@ from jaxformers.data.engine import files
 from jaxformers.data.images import stores
 from jaxformers.data.images.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from jaxformers.data.images.splits import Images
+from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.inference import TrainedModel
 
 # Error of AlexNet on each corruption, averaged over the severities (Hendrycks
@@ -91,8 +94,8 @@ def corrupted(
   run: TrainedModel,
   names: Sequence[str] = (),
   *,
-  count: int = 0,
-  batch_size: int = 100,
+  count: Count = 0,
+  batch_size: PositiveCount = 100,
 ) -> dict[str, Any]:
   """Returns errors on the run's test images, corrupted by this package.
 
@@ -105,7 +108,13 @@ def corrupted(
   Returns:
     `clean`: error without corruption. `errors`: for each corruption, the errors
     at severities 1 to 5. `mean`: mean of all `errors`.
+
+  Raises:
+    UserError: for an unknown corruption, or a number out of range.
   """
+  ranges.check(corrupted, {"count": count, "batch_size": batch_size})
+  for name in names:
+    choose("corruption", name, CORRUPTIONS)
   images = _test_images(run)
   images = images.select(np.arange(min(count or len(images), len(images))))
   # Share one compiled model between all corruptions.

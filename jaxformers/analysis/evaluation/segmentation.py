@@ -14,7 +14,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from jaxformers.data.images.scenes import Scenes, short_side, windows
+from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.ranges import Count, PositiveCount
+from jaxformers.foundations.registry import choose
 from jaxformers.inference import TrainedModel
 from jaxformers.training.losses import overlap
 
@@ -171,8 +174,8 @@ def evaluate_segmenter(
   flip: bool = False,
   stride: int = 0,
   split: str = "test",
-  count: int = 0,
-  batch_size: int = 8,
+  count: Count = 0,
+  batch_size: PositiveCount = 8,
 ) -> dict[str, Any]:
   """Returns `mean_iou`, pixel `accuracy` and `count` of a split.
 
@@ -189,7 +192,8 @@ def evaluate_segmenter(
     UserError: if the model is not a segmenter, or if the stride or a scale is
       out of range.
   """
-  source = run.task.splits[split]
+  ranges.check(evaluate_segmenter, {"count": count, "batch_size": batch_size})
+  source = run.task.splits[choose("split", split, run.task.splits)]
   if not isinstance(source, Scenes):
     raise UserError(
       f"The task {run.task.name!r} has no scenes: give the run of a segmenter."

@@ -96,8 +96,10 @@ class Rows:
     self.quotes: list[Row] = []
     self.images: list[Row] = []
 
-  def add_model(self, label: str, seed: int, run: Any, start: bool) -> None:
-    """Adds measurements of the layers of a run.
+  def add_model(
+    self, label: str, seed: int, run: Any, start: bool
+  ) -> list[str]:
+    """Adds measurements of the layers of a run; returns notes on missing ones.
 
     Args:
       label: label of the run in the figures.
@@ -108,6 +110,7 @@ class Rows:
     options = self.options
     estimation: dict[str, Any]
     estimation = {"axis": options.axis, "estimator": options.estimator}
+    notes: list[str] = []
     # Draw the samples, which are the same before and after training.
     ids = run.sample(options.samples, options.length)
     self.lengths.add(num_tokens(run.model, ids))
@@ -140,8 +143,13 @@ class Rows:
       # Measure the smoothness and the singular values of the Jacobians.
       smoothness = curves.measure_curves(run.model, params, ids)
       self.of["smooth"] += curves.rows(name, seed, smoothness)
-      spectra = isometry.measure_spectra(run.model, params, few)
-      self.of["isometry"] += isometry.rows(name, seed, spectra)
+      try:
+        spectra = isometry.measure_spectra(run.model, params, few)
+      except UserError as error:
+        notes.append(f"{name}: no singular values. {error}")
+      else:
+        self.of["isometry"] += isometry.rows(name, seed, spectra)
+    return notes
 
   def describe_data(self, *, jacobians: bool = False) -> str:
     """Returns the number of samples, tokens and seeds, in words.
@@ -480,7 +488,12 @@ def add(
   bar.close()
   # Measure the pre-trained models.
   for name, opened_run in opened:
-    rows.add_tokens(name, opened_run)
+    try:
+      rows.add_tokens(name, opened_run)
+    except UserError as error:
+      if not groups:
+        raise
+      page.notes.append(f"{name}: no figure of single tokens; {error}.")
   page.entropies = _entropy_table(groups, rows)
   # Add the figures; the page skips figures without rows.
   layer_figures = _of_layers(rows) + _of_sizes(groups, rows) + _of_parts(rows)
@@ -516,7 +529,7 @@ def _measure_group(rows: Rows, group: SeedGroup, bar: Any) -> list[str]:
     except (UserError, OSError) as error:
       notes.append(f"{record.folder}: no figures of its layers. {error}")
       continue
-    rows.add_model(group.label, record.seed, run, start=first)
+    notes += rows.add_model(group.label, record.seed, run, start=first)
     if not first:
       continue
     first = False

@@ -90,6 +90,17 @@ def test_price_figure_marks_runs_without_certificate():
     "isometric, sequences",
     "s5, no certificate",
   ]
+  # Every run without a certificate has its line.
+  free = RUNS[1]._replace(score=0.6)
+  fig = price.figure([*RUNS, free]).draw()
+  assert len(fig.axes[0].lines) == 4
+
+
+def test_price_command_refuses_several_metrics(monkeypatch):
+  runs = {"a": RUNS[0], "b": RUNS[1]._replace(metric="perplexity")}
+  monkeypatch.setattr(price, "price", lambda folder: runs[folder.name])
+  with pytest.raises(SystemExit, match="accuracy and perplexity"):
+    price_command.main(["a", "b"])
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 
 from jaxformers import tasks
+from jaxformers.analysis.certificates import certified
 from jaxformers.analysis.evaluation import edits
 from jaxformers.commands import certified as command
 from jaxformers.foundations.errors import UserError
@@ -344,6 +345,33 @@ def test_the_command_writes_the_scores_of_a_run(smoke, tmp_path, capsys):
   assert [row["edits"] for row in content["edits"]] == [0, 1]
   with pytest.raises(SystemExit, match="give two numbers"):
     command.main([*arguments, "--edits=1", "--draws=9"])
+
+
+def test_the_command_gives_the_exact_answer(monkeypatch, capsys):
+  run = run_of("random_transject", mixer={"num_experts": 1}, positions="none")
+  monkeypatch.setattr(command.states, "load", lambda *_, **__: run)
+  # The weights of another model are not written.
+  command.main(["here", "--edits=0,1", "--split=train", "--model=other"])
+  assert "Exact" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"samples": 0}, "samples=0"),
+    ({"examples": -1}, "examples=-1"),
+    ({"steps": -1}, "steps=-1"),
+    ({"seed": -1}, "seed=-1"),
+    ({"counts": [-1]}, r"tokens=\[-1\]"),
+    ({"radii": [-0.5]}, r"radii=\[-0.5\]"),
+    ({}, "task.deletion=0.8.*--edits=1,2,4"),
+  ],
+)
+def test_other_certificates_refuse_numbers_and_deleted_texts(options, message):
+  numbers = {"samples": 2, "examples": 2, "steps": 1, "seed": 0}
+  values = {"counts": [1], "radii": [0.1], "split": "train", **numbers}
+  with pytest.raises(UserError, match=message):
+    certified.measure_certified(run_of("isometric", 0.8), **values | options)
 
 
 def test_the_command_refuses_options_without_effect():

@@ -41,6 +41,19 @@ def run():
   return on_task(task, model, params, 5)
 
 
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"tokens": -5}, "tokens=-5"),
+    ({"batch_size": 0}, "batch_size=0"),
+    ({"split": "dev"}, "split 'dev'"),
+  ],
+)
+def test_measure_perplexity_refuses_wrong_options(run, options, message):
+  with pytest.raises(ValueError, match=message):
+    perplexity.measure_perplexity(run, [1], **options)
+
+
 @pytest.mark.slow
 def test_measure_perplexity_predicts_each_token_once(run):
   rows = perplexity.measure_perplexity(run, [1, 4], batch_size=4)

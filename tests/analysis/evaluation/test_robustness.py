@@ -54,6 +54,26 @@ def run():
   return on_task(task, Bright(), {}, 3)
 
 
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["--batch_size=-1", "--imagenet_a=f"], "batch_size=-1"),
+    (["--count=-5"], "count=-5"),
+    (["--corruptions=fog,rain"], "corruption 'rain'"),
+    (["--corruptions=fog", "--imagenet_a=f"], "--corruptions=fog.*no effect"),
+  ],
+)
+def test_robustness_command_refuses_options_before_it_scores(
+  run, monkeypatch, arguments, message
+):
+  calls = []
+  monkeypatch.setattr(states, "load", lambda *_, **__: run)
+  monkeypatch.setattr(r, "error", lambda *_, **__: calls.append(1))
+  with pytest.raises(SystemExit, match=message):
+    robustness_command.main(["run", *arguments])
+  assert not calls
+
+
 @pytest.mark.slow
 def test_corrupted_measures_every_corruption(run):
   scores = r.corrupted(run, batch_size=7)

@@ -13,8 +13,10 @@ import pytest
 from jaxformers.analysis.page import report
 from jaxformers.analysis.page.measured import Options
 from jaxformers.analysis.page.page import write
+from jaxformers.analysis.tokens import isometry
 from jaxformers.commands import report as report_command
 from jaxformers.foundations import workdirs
+from jaxformers.foundations.errors import UserError
 from jaxformers.training import loop
 from tests.marks import BROWSER
 
@@ -123,6 +125,21 @@ def test_report_notes_folders_it_leaves_out(page, workdir):
   assert rows["transject"]["seeds"] == "0 1"
   assert rows["transject"]["score"][1] == pytest.approx(10 / 2**0.5)
   assert rows["transformer"]["seeds"] == "0"
+
+
+def test_report_draws_the_others_if_one_measurement_is_refused(
+  workdir, monkeypatch
+):
+  def refuse(*_):
+    raise UserError("streams=2")
+
+  monkeypatch.setattr(isometry, "measure_spectra", refuse)
+  options = Options(samples=4, length=40)
+  page = report.build_page([workdir / "transformer"], options)
+  (note, *_) = [note for note in page.notes if "singular values" in note]
+  assert "no singular values. streams=2" in note
+  names = {figure.name for each in page.figures.values() for figure in each}
+  assert "activation_factors" in names and "isometry" not in names
 
 
 def test_report_notes_damaged_metrics_records(workdir, tmp_path):
