@@ -13,6 +13,7 @@ replaces the default file benchmarks/baseline.json.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def more_is_better(column: str, *, seconds: bool) -> bool | None:
 def compare(
   before: Tables, now: Tables, *, allowed: float, seconds: bool = False
 ) -> list[dict[str, Any]]:
-  """Returns a row for each figure that is worse, and for each new row.
+  """Returns a row for each figure that is worse or missing, and each new row.
 
   Args:
     before: tables of the baseline, as `benchmarks.data.save` writes them.
@@ -73,6 +74,10 @@ def compare(
       continue
     # Find the row of the baseline for each row of a table.
     baseline = {name_of(row): row for row in before.get(title, [])}
+    for name in baseline.keys() - {name_of(row) for row in rows}:
+      label = ", ".join(str(value) for _, value in name)
+      entry = {"table": title, "row": label, "figure": "the row"}
+      report.append(entry | {"worse by": "missing"})
     for row in rows:
       name = name_of(row)
       label = ", ".join(str(value) for _, value in name)
@@ -80,17 +85,18 @@ def compare(
       if name not in baseline:
         report.append(entry | {"figure": "a new row"})
         continue
-      # Compare the figures that both rows have.
-      for column, value in row.items():
+      # Compare the figures of the baseline.
+      for column, old in baseline[name].items():
         better = more_is_better(column, seconds=seconds)
-        old = baseline[name].get(column)
-        if better is None or not isinstance(value, float) or not old:
+        if better is None or not isinstance(old, float) or not old:
           continue
-        # Relative change; positive if the figure became worse.
+        value = float(row.get(column, math.nan))
+        # Relative change; positive if the figure became worse, NaN without one.
         worse = (old - value if better else value - old) / old
-        if worse > allowed:
-          figures = {"figure": column, "before": float(old), "now": value}
-          report.append(entry | figures | {"worse by": f"{worse:.0%}"})
+        if not worse <= allowed:
+          share = "missing" if math.isnan(worse) else f"{worse:.0%}"
+          figures = {"figure": column, "before": old, "now": value}
+          report.append(entry | figures | {"worse by": share})
   return report
 
 

@@ -728,6 +728,17 @@ def test_compare_lists_figures_that_became_worse():
   assert worse[0]["worse by"] == "25%"
   worse = compare.compare(before, now, allowed=0.1, seconds=True)
   assert ("b, 8", "s") in [(row["row"], row["figure"]) for row in worse]
+  # What is missing is worse, too; a table that was not measured is not.
+  less = {
+    "speed": [{"model": "a", "n": 8, "s": 1.0, "times user": math.nan}],
+    "hardware": {},
+  }
+  worse = compare.compare(before, less, allowed=0.1)
+  assert {(r["row"], r["figure"], r["worse by"]) for r in worse} == {
+    ("b, 8", "the row", "missing"),
+    ("a, 8", "times user", "missing"),
+    ("a, 8", "of the rate", "missing"),
+  }
 
 
 def test_compare_command_exits_with_status_by_result(
