@@ -91,7 +91,8 @@ def _order(column: str) -> int:
 def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
   """Returns a record with the cells of both; cells of `new` count."""
   joined = old | {"values": old["values"] | new["values"]}
-  counts = [len(each["values"]) for each in (old, new)]
+  kept = old["values"].keys() - new["values"].keys()
+  counts = [len(kept), len(new["values"])]
   minutes = old["minutes"] * counts[0] + new["minutes"] * counts[1]
   joined["minutes"] = round(minutes / sum(counts), 1)
   joined["seeds"] = sorted({*old["seeds"], *new["seeds"]})
