@@ -151,8 +151,9 @@ Programs = dict[str, Program]
 def compile_passes(model: Model, inputs: jax.Array, *, train: bool) -> Programs:
   """Compiles a forward pass, and a plain train step without the trainer.
 
-  The step is forward, backward and Adam. Both programs take only parameters, so
-  that they also compute the orthogonal matrices.
+  The step is forward, backward and Adam. Both programs take the parameters, so
+  that they also compute the orthogonal matrices, and the batch, so that they
+  compute its mask.
 
   Args:
     model: classifier.
@@ -167,24 +168,25 @@ def compile_passes(model: Model, inputs: jax.Array, *, train: bool) -> Programs:
   labels = jnp.zeros(len(inputs), jnp.int32)
   tx = optax.adam(LEARNING_RATE)
 
-  def forward(params: Any) -> jax.Array:
+  def forward(params: Any, inputs: jax.Array) -> jax.Array:
     return model.apply({"params": params}, inputs, train=False)
 
-  def loss(params: Any, key: jax.Array) -> jax.Array:
+  def loss(params: Any, key: jax.Array, inputs: Any, labels: Any) -> jax.Array:
     rngs = {"random": key} if train else None
     logits = model.apply({"params": params}, inputs, train=train, rngs=rngs)
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
     return cross_entropy(logits, labels).mean()
 
-  def step(params: Any, moments: Any, key: jax.Array) -> Any:
-    updates, moments = tx.update(jax.grad(loss)(params, key), moments)
+  def step(params: Any, moments: Any, key: jax.Array, *batch: Any) -> Any:
+    grads = jax.grad(loss)(params, key, *batch)
+    updates, moments = tx.update(grads, moments)
     return optax.apply_updates(params, updates), moments
 
   # Compile both functions; the calls wait for their results.
   programs = {}
   for function, args in (
-    (forward, (params,)),
-    (step, (params, tx.init(params), jax.random.key(1))),
+    (forward, (params, inputs)),
+    (step, (params, tx.init(params), jax.random.key(1), inputs, labels)),
   ):
     compiled = jax.jit(function).lower(*args).compile()
     num_bytes = compiled.memory_analysis().temp_size_in_bytes

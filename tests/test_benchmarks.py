@@ -208,6 +208,27 @@ def test_fidelity_benchmark_reports_time_relative_to_softmax():
     assert 0.9 < row["memory"] < 1.5
 
 
+def test_compiled_passes_take_the_batch_at_run_time(monkeypatch):
+  compiled = {}
+
+  def keep(program, *args):
+    compiled[len(args)] = (program, args)
+    return lambda: None
+
+  monkeypatch.setattr(ours, "ready", keep)
+  model = ours.build("local", 16, num_layers=1, d_model=8, positions="learned")
+  ours.compile_passes(model, jnp.asarray(ours.random_ids(2, 16)), train=False)
+  forward, (params, inputs) = compiled[2]
+  padded = inputs.at[:, 8:].set(0)
+  expected = model.apply({"params": params}, padded, train=False)
+  chex.assert_trees_all_close(forward(params, padded), expected, atol=1e-5)
+  # So does the train step.
+  step, (*state, _, labels) = compiled[5]
+  results = [step(*state, ids, labels)[0] for ids in (inputs, padded)]
+  with pytest.raises(AssertionError):
+    chex.assert_trees_all_close(*results)
+
+
 def test_programs_sums_collectives_and_trips(monkeypatch, tmp_path):
   def compile_config(config, device, task):
     calls.append((config, device, task))
