@@ -58,12 +58,15 @@ def main(
   """Prints distances for each run, and draws them if --out is set."""
   if out:
     requirements.require("plots", f"--out={out}")
-  content = {}
+  # Load all runs before the first one is measured.
+  drawn = {}
   for workdir in workdirs:
     run = states.load(workdir, **state)
     label = states.label(workdir, state)
-    ids = run.sample(samples, length, split)
-    content[label] = _measure(run, ids, longest)
+    drawn[label] = (run, run.sample(samples, length, split))
+  content = {
+    label: _measure(run, ids, longest) for label, (run, ids) in drawn.items()
+  }
   cli.show(content, _lines(content), as_json)
   if out:
     for figure in _figures(Path(out).name, content):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jaxformers import config as configs
 from jaxformers.foundations import cli
+from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 
 
@@ -29,7 +30,11 @@ def document(path: Path) -> str:
 def main(name: str) -> None:
   """Prints a line for each config, or the docstring of one config."""
   if name:
-    print(document(configs.find_file(name.partition(":")[0])))
+    path = configs.find_file(name.partition(":")[0])
+    try:
+      print(document(path))
+    except (SyntaxError, UnicodeDecodeError) as error:
+      raise UserError(f"{path} is no Python file: {error}.") from None
     return
   rows = [
     (config, document(path).splitlines()[0])

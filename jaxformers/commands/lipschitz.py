@@ -19,6 +19,7 @@ from typing import Any
 from jaxformers.analysis.certificates import lipschitz
 from jaxformers.commands import states
 from jaxformers.foundations import cli
+from jaxformers.foundations.errors import UserError
 
 
 @cli.command(
@@ -37,6 +38,8 @@ def main(
 
   Results for other weights are only printed.
   """
+  if search["steps"] < 1:
+    raise UserError(f"--steps={search['steps']}: give at least 1.")
   # Load the model, and draw the samples.
   state = states.take_state(search)
   run = states.load(workdir, **state)

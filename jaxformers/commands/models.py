@@ -54,6 +54,9 @@ def main(
   overrides: Sequence[str],
 ) -> None:
   """Prints the names of the models, or the cost of each under a config."""
+  if names and (models or published):
+    other = f"--models={models}" if models else "--published"
+    raise UserError(f"{' '.join(names)} and {other}: give one of them.")
   names = names or cli.names(models) or sorted(MODELS)
   # Without a config: list the models, or print the published table.
   if not config:

@@ -123,17 +123,22 @@ class Draws:
   def __iter__(self) -> Iterator[Draw]:
     """Yields the draws in the order of workdirs, states and seeds."""
     seeds, sizes, lengths = set(), set(), set()
+    # Load all runs first: an error ends the command before it measures.
+    loaded = []
     for workdir in self.workdirs:
       folders = sorted(workdir.glob("seed_*")) or [workdir]
       seeds.add(len(folders))
       for state in states(self.arguments):
         for number, folder in enumerate(folders):
           run = load(folder, **state)
-          batch = run.draw(self.samples, self.length, self.split, self.seed)
-          sizes.add(len(batch["inputs"]))
-          lengths.add(capture.num_tokens(run.model, batch["inputs"]))
           name = label(workdir, state)
-          yield Draw(name, number, folder, state, run, batch)
+          loaded.append(Draw(name, number, folder, state, run, {}))
+    for each in loaded:
+      run = each.run
+      batch = run.draw(self.samples, self.length, self.split, self.seed)
+      sizes.add(len(batch["inputs"]))
+      lengths.add(capture.num_tokens(run.model, batch["inputs"]))
+      yield each._replace(batch=batch)
     self.caption = figures.describe_data(sizes, lengths, seeds, self.split)
 
 
@@ -267,6 +272,10 @@ def _with_weights(
     owner = section
     for part in parents:
       owner = owner.setdefault(part, {})
+      if not isinstance(owner, dict):
+        raise UserError(
+          f"--options={options}: {part} is no section: write {part}=VALUE."
+        )
     owner[key] = configs.parse_value(value)
   # Build the model with initial parameters.
   model_fields = call("config.model", ModelFields, section)

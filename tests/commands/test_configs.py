@@ -28,6 +28,13 @@ def test_list_configs_describes_one_config(capsys):
     list_configs.main(["lra/txt"])
 
 
+def test_list_configs_names_a_file_that_is_no_python(tmp_path):
+  path = tmp_path / "broken.py"
+  path.write_text("def (")
+  with pytest.raises(SystemExit, match="broken.py is no Python file"):
+    list_configs.main([str(path)])
+
+
 @pytest.mark.parametrize(
   "name", ["lra/listops", "lra/listops.py", "configs/lra/listops.py"]
 )

@@ -109,6 +109,7 @@ def test_load_weights_of_another_run(softmax, smoke, tmp_path):
     ({"untrained": True, "model": "neutreno"}, "--untrained.*--pretrained"),
     ({"options": "fidelity"}, "--options=fidelity.*NAME=VALUE"),
     ({"options": "mixer.fidelitty=1"}, "fidelitty"),
+    ({"options": "d_model.x=3"}, "d_model is no section: write d_model=VALUE"),
     (
       {"model": "linformer", "options": "mixer.rank=4"},
       "(?s)layer_0/mixer/project_keys",

@@ -209,6 +209,8 @@ def test_lipschitz_command_prints_a_report_for_each_run(
   assert content["samples"] == 4
   with pytest.raises(SystemExit, match="There is no run in"):
     lipschitz_command.main([str(tmp_path / "nothing")])
+  with pytest.raises(SystemExit, match="--steps=0: give at least 1"):
+    lipschitz_command.main([str(tmp_path), "--steps=0"])
 
 
 def test_dot_factors_of_equal_and_orthogonal_tokens():

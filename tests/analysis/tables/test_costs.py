@@ -158,6 +158,8 @@ def test_costs_speed_table_has_the_counts_of_table_3(capsys):
   ("arguments", "message"),
   [
     (["--models", "bert"], "model.*'bert'.*transject"),
+    (["s5", "--models", "lru"], "s5 and --models=lru: give one"),
+    (["s5", "--published"], "s5 and --published: give one"),
     (["--sizes", "vocab_size=9"], "--sizes vocab_size=9.*max_len, num_classes"),
     (
       ["--sizes", f"{SIZES},objective=token_classification"],
