@@ -152,6 +152,16 @@ def from_arrays(
   else:
     labels, classes, count = _read_labels(columns, classes)
     kind, splits = _splits(inputs, labels)
+  if vocab_size and kind != "ids":
+    raise UserError(
+      f"vocab_size={vocab_size} is a number of ids, and the inputs are {kind}: "
+      "leave it out."
+    )
+  if max_len and kind == "images":
+    raise UserError(
+      f"max_len={max_len} cuts sequences, and the inputs are images: leave it "
+      "out."
+    )
   vocabulary = _vocabulary(kind, splits, vocab_size)
   splits = _complete(splits)
   # Compute the sizes of the inputs.
@@ -208,14 +218,35 @@ def _read_labels(
   labelled = columns["train"]
   names = tuple(classes) or labelled.classes or _classes(labelled.labels)
   count = len(names) or 1 + _greatest(labelled.labels)
+  for name, each in columns.items():
+    if not classes and each.classes and each.classes != names:
+      raise UserError(
+        f"{name} has the classes {', '.join(each.classes)}, and train has "
+        f"{', '.join(names) or 'numbers'}: give both the same classes in the "
+        "same order."
+      )
+  # If the labels of train are names, integers of another file are names, too.
+  are_names = bool(names) and not classes and not labelled.classes
   # Turn the labels of every split into numbers.
   labels = {
-    name: _numbers(each.labels, names, count, name)
+    name: _numbers(
+      _as_names(each.labels) if are_names else each.labels, names, count, name
+    )
     for name, each in columns.items()
   }
   if not classes:
     _refuse_swapped(labelled)
   return labels, names, count
+
+
+def _as_names(labels: Sequence[Any]) -> list[Any]:
+  """Returns labels with their integers as text."""
+
+  def is_integer(label: Any) -> bool:
+    is_flag = isinstance(label, bool | np.bool_)
+    return isinstance(label, numbers_abc.Integral) and not is_flag
+
+  return [str(label) if is_integer(label) else label for label in labels]
 
 
 def _label_tokens(

@@ -152,12 +152,13 @@ def _hold_out(texts: list[str]) -> tuple[list[str], list[str]]:
   hashes = [
     hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts
   ]
-  count = len(texts) // 10
-  held = {*sorted({*hashes})[:count]}
-  if not held or len(held) == len({*hashes}):
+  distinct = sorted({*hashes})
+  held = {*distinct[: len(distinct) // 10]}
+  if not held:
     raise UserError(
-      f"train has {len(texts)} texts, of which a tenth is less than one: give "
-      "validation=, or at least ten different texts, such as paragraphs."
+      f"train has {len(distinct)} different texts, of which a tenth is less "
+      "than one: give validation=, or at least ten different texts, such as "
+      "paragraphs."
     )
   parts: tuple[list[str], list[str]] = ([], [])
   for text, key in zip(texts, hashes, strict=True):

@@ -210,6 +210,11 @@ def _check_options(
       "config.task.targets='classes' is for real numbers, but the ids of "
       f"{task.name} are classes already: remove the option."
     )
+  if targets == "classes" and not getattr(task.splits["train"], "scale", None):
+    raise UserError(
+      "config.task.targets='classes' is for pixels, and "
+      f"{task.name} has other numbers: remove the option."
+    )
   if objective != "masked" and mask_rate != RATE:
     raise UserError(
       f"config.task.mask_rate={mask_rate} is the share of masked tokens, but "
@@ -219,7 +224,9 @@ def _check_options(
 
 def _single(split: Packed) -> Packed:
   """Returns the split in which every sequence is a separate example."""
-  count = split.num_inputs
+  count = getattr(split, "num_inputs", 1)
+  if count == 1:
+    return split
   labels, keys = (np.repeat(x, count) for x in (split.labels, split.keys))
   return dataclasses.replace(split, num_inputs=1, labels=labels, keys=keys)
 

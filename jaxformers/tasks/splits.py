@@ -40,9 +40,10 @@ def hold_out(train: Stored, count: int) -> dict[str, Stored]:
   Raises:
     UserError: if no example would remain for training.
   """
-  if count >= len(train):
+  if not 0 < count < len(train):
     raise UserError(
-      f"{count:,} examples cannot be held out of {len(train):,}: choose fewer."
+      f"{count:,} examples cannot be held out of {len(train):,}: hold out at "
+      "least one and leave at least one, or give a validation split."
     )
   # Divide by key; both parts keep the order of the examples.
   order = np.argsort(train.keys, kind="stable")

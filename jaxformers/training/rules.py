@@ -30,6 +30,7 @@ def scores(
   # The key identifies the rules, the data and the version.
   names = sorted(task.trivial)
   key = {**task.description(), "rules": names, "version": __version__}
+  key["scoring"] = task.splits["test"].scoring()
   name = f"{workdirs.digest(key)}.json"
   # Return the stored scores, if there are any.
   folder = None

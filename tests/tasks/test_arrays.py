@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformers.tasks import from_arrays
+from jaxformers.tasks import from_arrays, rows
 from jaxformers.tasks.inputs import Inputs
 
 RNG = np.random.default_rng(0)
@@ -41,6 +41,48 @@ def test_from_arrays_holds_out_equal_inputs_together():
     for name in ("train", "validation")
   ]
   assert not rows[0] & rows[1]
+
+
+def write_csv(path, labels):
+  lines = [f"{label},text {k}" for k, label in enumerate(labels)]
+  path.write_text("\n".join(["label,text", *lines]) + "\n")
+  return path
+
+
+def test_labels_of_all_files_are_read_as_those_of_train(tmp_path):
+  """Integers of a file whose train has names are names, too."""
+  train = write_csv(tmp_path / "train.csv", 6 * ["1", "2", "3", "unknown"])
+  test = write_csv(tmp_path / "test.csv", ["1", "2", "3"])
+  task = from_arrays(train, test=test)
+  assert task.classes == ("1", "2", "3", "unknown")
+  labels = task.splits["test"].labels
+  assert [task.classes[k] for k in labels] == ["1", "2", "3"]
+  other = write_csv(tmp_path / "other.csv", ["1", "7"])
+  with pytest.raises(ValueError, match="test has the label '7' at 1"):
+    from_arrays(train, test=other)
+
+
+@pytest.mark.parametrize("pair", rows.PAIRS)
+def test_every_pair_of_columns_is_a_pair_of_texts(pair):
+  table = {pair[0]: ["a", "b"], pair[1]: ["c", "d"], "label": [0, 1]}
+  columns = rows.read_columns(table, "train")
+  assert [*columns.inputs] == [("a", "c"), ("b", "d")]
+
+
+@pytest.mark.parametrize(
+  ("inputs", "options", "message"),
+  [
+    (["a", "b", "c"], {"vocab_size": 9}, "vocab_size=9.*inputs are texts"),
+    (
+      RNG.integers(0, 9, (3, 8, 8, 3)).astype(np.uint8),
+      {"max_len": 9},
+      "max_len=9.*inputs are images",
+    ),
+  ],
+)
+def test_from_arrays_refuses_sizes_of_other_inputs(inputs, options, message):
+  with pytest.raises(ValueError, match=message):
+    from_arrays((inputs, [0, 1, 0]), **options)
 
 
 def test_from_arrays_keeps_numeric_labels_without_names():

@@ -207,13 +207,21 @@ def test_from_texts_holds_out_a_tenth():
   assert task.selection == "test"
 
 
+@pytest.mark.parametrize("different", [10, 150])
+def test_from_texts_holds_out_a_tenth_of_texts_with_copies(different):
+  texts = [f"text {k % different}\n" for k in range(1_000)]
+  splits = language.from_texts(texts, tokens="bytes").splits
+  held, rest = (len(splits[n].tokens) for n in ("validation", "train"))
+  assert 0.05 < held / (held + rest) < 0.15
+
+
 @pytest.mark.parametrize(
   ("texts", "message"),
   [
-    ("one text", r"\b1 texts.*validation="),
+    ("one text", r"\b1 different texts.*validation="),
     ((["a"], ["b"]), r"\['a'\].*list.*labels"),
     ([""] * 20, "train has no text"),
-    (["a"] * 20, "20 texts.*validation="),
+    (["a"] * 20, "1 different texts.*validation="),
   ],
 )
 def test_from_texts_refuses_what_is_no_text(texts, message):

@@ -145,6 +145,15 @@ def test_reconstruct_masks_pixels_as_nan():
   assert following["weights"].sum() == 15
 
 
+def test_reconstruct_masks_numbers_that_are_given_in_python():
+  x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+  task = tasks.from_arrays((x, np.arange(20) % 3))
+  got = batch(reconstruct(task, "masked", 0.5), indices=range(4), max_len=6)
+  np.testing.assert_array_equal(np.isnan(got["inputs"]), got["weights"] == 1)
+  with pytest.raises(ValueError, match="targets='classes' is for pixels"):
+    reconstruct(task, "masked", 0.5, "classes")
+
+
 def test_reconstruct_baselines_are_unigram_and_median():
   task = reconstruct(text(), "causal")
   (name, score), *_ = task.baselines().items()

@@ -22,6 +22,9 @@ def test_hold_out_depends_on_keys_only():
   assert (np.diff(held.labels) > 0).all()  # In the order of the data.
   with pytest.raises(ValueError, match="100 examples.*100"):
     splits.hold_out(numbered(100), 100)
+  for count in (0, -5):
+    with pytest.raises(ValueError, match=f"{count} examples.*at least one"):
+      splits.hold_out(numbered(100), count)
 
 
 def test_hold_out_keeps_equal_texts_together():

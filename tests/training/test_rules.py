@@ -2,7 +2,10 @@
 
 import dataclasses
 
+import numpy as np
+
 from jaxformers import tasks
+from jaxformers.tasks import language
 from jaxformers.training import rules
 
 TASK = tasks.from_arrays((["a", "b"] * 20, ["x", "y"] * 20))
@@ -33,6 +36,17 @@ def test_rule_scores_are_fitted_once_and_read_again(tmp_path):
   for path in (tmp_path / "rules").iterdir():
     path.write_bytes(path.read_bytes().replace(b"0.25", b"0.75"))
   assert rules.scores(other, str(tmp_path), said.append) == {"a rule": 0.25}
+
+
+def test_rule_scores_depend_on_the_stride_of_the_scoring(tmp_path):
+  words = [*"abcdefgh"]
+  texts = [" ".join(np.roll(words, k)) + f" {k}\n" for k in range(40)]
+  for stride in (4, 1):
+    task = language.from_texts(
+      texts, tokens="bytes", max_len=8, stride=stride, eval_windows=2
+    )
+    found = rules.scores(task, str(tmp_path), lambda _: None)
+    assert found == task.baselines()
 
 
 def test_rule_scores_are_fitted_without_a_writable_folder(tmp_path):

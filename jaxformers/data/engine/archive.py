@@ -51,7 +51,7 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
     data_dir: folder of prepared data.
 
   Raises:
-    UserError: if the user chose a path that does not exist.
+    UserError: if the user chose a path or a folder that does not exist.
   """
   names = tuple(names)
   if archive:
@@ -64,8 +64,13 @@ def find(names: Iterable[str], archive: str, data_dir: Path) -> Path | None:
     return path
   # Search the user's folder first, then the folder of downloads.
   folders = [data_dir / "downloads" / "manual"]
-  if os.environ.get("JAXFORMERS_DATA_ARCHIVES"):
-    folders.insert(0, Path(os.environ["JAXFORMERS_DATA_ARCHIVES"]))
+  if names and (chosen := os.environ.get("JAXFORMERS_DATA_ARCHIVES")):
+    if not expand(chosen).is_dir():
+      raise UserError(
+        f"JAXFORMERS_DATA_ARCHIVES={chosen!r} is no folder: correct or unset "
+        "it."
+      )
+    folders.insert(0, expand(chosen))
   paths = [folder / name for folder in folders for name in names]
   return next((path for path in paths if path.exists()), None)
 

@@ -92,8 +92,15 @@ def write_tsv(splits: dict[str, Packed], folder: Path) -> None:
   """Writes `basic_{train,val,test}.tsv` with LRA's header and parentheses.
 
   Raises:
+    UserError: if a file of such a name exists.
     OSError: if the files cannot be written; partial files are removed.
   """
+  for name in splits:
+    path = folder / f"basic_{FILES[name]}.tsv"
+    if path.exists():
+      raise UserError(
+        f"{path} exists already: delete it, or choose another folder."
+      )
   staged = folder / ".staged"
   # Remove the remains of a killed export.
   shutil.rmtree(staged, ignore_errors=True)

@@ -317,6 +317,13 @@ def test_find_looks_in_the_folder_and_names_the_archives(tmp_path, monkeypatch):
   assert archive.find(names, str(manual), tmp_path) == manual
   with pytest.raises(ValueError, match="nowhere.tar.gz.*one.tar.gz or two"):
     archive.find(names, "nowhere.tar.gz", tmp_path)
+  monkeypatch.setenv("HOME", str(tmp_path.parent))
+  monkeypatch.setenv("JAXFORMERS_DATA_ARCHIVES", f"~/{tmp_path.name}")
+  assert archive.find(names, "", tmp_path) == tmp_path / "one.tar.gz"
+  monkeypatch.setenv("JAXFORMERS_DATA_ARCHIVES", "/nowhere")
+  with pytest.raises(ValueError, match="ARCHIVES='/nowhere' is no folder"):
+    archive.find(names, "", tmp_path)
+  assert archive.find((), "", tmp_path) is None  # Of generated data.
 
 
 def test_checksum_changes_with_names_and_contents(tmp_path):

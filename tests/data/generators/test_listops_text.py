@@ -53,6 +53,12 @@ def test_write_tsv_begins_with_the_header_of_lra(tmp_path):
   ids, label = text.parse(first)
   np.testing.assert_array_equal(ids, splits["validation"][0])
   assert label == splits["validation"].labels[0]
+  # Files that are there are kept.
+  for name in ("basic_train.tsv", "basic_test.tsv"):
+    (tmp_path / name).unlink()
+  with pytest.raises(ValueError, match="basic_val.tsv exists already"):
+    text.write_tsv(splits, tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ["basic_val.tsv"]
 
 
 @pytest.mark.parametrize(
