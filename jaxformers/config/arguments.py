@@ -36,7 +36,10 @@ TASK_OPTIONS = (
 # Options that stay when a command names another optimiser or schedule. Every
 # optimiser has them, and so do most schedules.
 KEPT_OPTIONS = {
-  "optimizer": ("clip_norm", "clip_value", "frozen", "groups", "layer_decay"),
+  "optimizer": (
+    *("clip_norm", "clip_value", "cap", "cap_max"),
+    *("frozen", "groups", "layer_decay"),
+  ),
   "schedule": ("learning_rate", "warmup_steps"),
 }
 # Field names of other packages, with the name of the field here.

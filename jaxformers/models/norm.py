@@ -157,7 +157,7 @@ def _moments(
   return mean, jnp.maximum(squares / count - jnp.square(mean), 0)
 
 
-def move_averages(params: Any, statistics: Any) -> Any:
+def move_averages(params: Any, statistics: Any, before: Any) -> Any:
   """Returns parameters with running averages updated by a batch.
 
   average = MOMENTUM average + (1 - MOMENTUM) batch average.
@@ -166,15 +166,17 @@ def move_averages(params: Any, statistics: Any) -> Any:
     params: tree of parameters.
     statistics: collection `statistics` of a training step, summed over devices
       and parts of the batch.
+    before: parameters before the step, of which the averages are taken: an
+      optimiser may have changed them.
   """
-  flat = flatten_dict(params)
+  flat, old = flatten_dict(params), flatten_dict(before)
   for (*path, _), sums in flatten_dict(statistics).items():
     offset, variance = _moments(sums)
     # The sums are sums of deviations from the running mean: add it.
-    mean = flat[*path, f"{RUNNING}mean"] + offset
+    mean = old[*path, f"{RUNNING}mean"] + offset
     for kind, new in (("mean", mean), ("variance", variance)):
       name = (*path, f"{RUNNING}{kind}")
-      flat[name] = MOMENTUM * flat[name] + (1 - MOMENTUM) * new
+      flat[name] = MOMENTUM * old[name] + (1 - MOMENTUM) * new
   return unflatten_dict(flat)
 
 

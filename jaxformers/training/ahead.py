@@ -104,10 +104,10 @@ def batch_shapes(sizes: Mapping[str, Any], rows: int) -> dict[str, Any]:
       "remove --sizes, so that the data are opened."
     )
   inputs: tuple[int, ...] = (rows, *sizes.get("image", ()))
-  dtype = jnp.uint8
+  # Tokens are ids or numbers, and pixels are numbers.
+  dtype = jnp.int32 if sizes.get("vocab_size") else jnp.float32
   if not sizes.get("image"):
-    # Tokens are ids or numbers; several sequences add an axis.
-    dtype = jnp.int32 if sizes["vocab_size"] else jnp.float32
+    # Several sequences add an axis.
     number = sizes.get("num_inputs", 1)
     inputs = (rows, *(number,) * (number > 1), sizes["max_len"])
   # Some objectives have a target for every token.

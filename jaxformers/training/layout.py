@@ -196,13 +196,14 @@ class Layout:
       image: shape of the images of a task, which are split by their rows.
     """
     size = self.mesh.shape[SEQUENCE]
+    rest = "config.buckets, config.short_length, or the length of the task"
     for n in image[:1] if image else lengths:
+      what = f"images of {n} rows" if image else f"sequences of {n} tokens"
       if n % size:
         raise UserError(
-          f"config.mesh splits sequences over {size} devices, but "
-          f"sequences of {n} tokens do not split evenly: change the size of "
-          f"{SEQUENCE!r}, config.buckets, config.short_length, or the length "
-          "of the task."
+          f"config.mesh splits sequences over {size} devices, but {what} do "
+          f"not split evenly: change the size of {SEQUENCE!r}, "
+          f"{'or the size of the images' if image else rest}."
         )
 
   def state_sharding(self, tree: Any) -> Any:

@@ -102,10 +102,11 @@ def run(
       identity = (workdir, opened.config, opened.task.description())
       results = resume.finished_results(*identity)
       if processes.broadcast_from_first(results is not None):
-        begin(opened)
+        begin(opened, keeps_config=True)
         show_line(
-          f"This run ended at step {opened.config.total_steps}: nothing was "
-          "trained. Its results are in results.json."
+          "This run has ended (config.total_steps="
+          f"{opened.config.total_steps}): nothing was trained. Its results are "
+          "in results.json."
         )
         return results or resume.finished_results(*identity) or {}
     # Describe the run, then train it.

@@ -258,6 +258,7 @@ def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:
   for kind, options in table.items():
     choose("kind of config.optimizer.groups", kind, KINDS)
     path = f"config.optimizer.groups.{kind}"
+    ranges.Range(dict).check(path, options)
     for option in options:
       choose(f"option of {path}", option, ranges.of(Group))
     ranges.check(Group, options, path)
@@ -266,8 +267,9 @@ def _check_groups(table: Mapping[str, Mapping[str, Any]]) -> None:
 def decayed(params: Any) -> Any:
   """Returns the mask of weight decay: True for kernels and embeddings.
 
-  It is False for norms and scalars (fewer than two axes), biases, gates and
-  positions (by name), and parameters of rotations, whose size is an angle.
+  It is False for norms and scalars (fewer than two axes), biases, gates,
+  positions and class tokens (by name), and parameters of rotations, whose size
+  is an angle.
   `Groups` leaves out further kinds.
 
   Returns:
@@ -276,7 +278,7 @@ def decayed(params: Any) -> Any:
 
   def is_decayed(path: Any, leaf: Any) -> bool:
     name = str(getattr(path[-1], "key", path[-1]))
-    is_kept = name.endswith(("bias", "gate", "positions"))
+    is_kept = name == "cls" or name.endswith(("bias", "gate", "positions"))
     return leaf.ndim > 1 and not is_kept and not orthogonal.is_parameter(path)
 
   return jax.tree_util.tree_map_with_path(is_decayed, params)

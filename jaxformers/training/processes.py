@@ -362,9 +362,19 @@ def wait_for_all(name: str) -> None:
   multihost_utils.sync_global_devices(name)
 
 
+# Step with which `is_stop_requested` was called last.
+_last_step = 0
+
+
 def is_stop_requested(step: int) -> bool:
   """Returns True if all processes stop after a step, as one was sent SIGTERM.
 
-  JAX informs the others, and they agree on a step. Called after every step.
+  JAX informs the others, and they agree on the step after the last one that
+  any of them asked for. Called after every step.
   """
-  return multihost_utils.reached_preemption_sync_point(step)
+  global _last_step
+  reached = multihost_utils.reached_preemption_sync_point
+  # After a signal before the first step of a resumed run, that is another step.
+  is_early = step != _last_step + 1 and reached(_last_step + 1)
+  _last_step = step
+  return is_early or reached(step)

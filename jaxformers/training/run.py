@@ -363,6 +363,11 @@ def check_fields(c: RunConfig) -> None:
       f"config.margin_loss={c.margin_loss!r} is a loss for certified training, "
       "but config.margin_tokens=0: give a number of tokens, such as 4."
     )
+  if c.margin_weight != RunConfig.margin_weight and not c.margin_tokens:
+    raise UserError(
+      f"config.margin_weight={c.margin_weight:g} weighs a loss for certified "
+      "training, but config.margin_tokens=0: give a number of tokens."
+    )
   if c.packing and c.margin_tokens:
     raise UserError(
       f"config.packing=True has no certified training, but margin_tokens="

@@ -283,7 +283,7 @@ def train_step(
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   if statistics := sums.pop(STATISTICS, None):
-    params = move_averages(params, statistics)
+    params = move_averages(params, statistics, state.params)
   average = None
   if ema_decay:
     average = optax.incremental_update(params, state.average, 1 - ema_decay)

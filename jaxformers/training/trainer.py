@@ -7,6 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -321,7 +322,12 @@ class Trainer:
         {"sha256 of config.pretrained": self.origin["sha256"]}
       )
       average = state.average and jax.tree.map(jnp.copy, params)
-      state = dataclasses.replace(state, params=params, average=average)
+      # An optimiser may keep the parameters that it starts from.
+      assert self.run.tx is not None  # The run is to be trained.
+      opt_state = jax.jit(self.run.tx.init)(params)
+      state = dataclasses.replace(
+        state, params=params, average=average, opt_state=opt_state
+      )
     return self.layout.place_state(state)
 
   def _fastest_parts(self) -> tuple[int, int]:
@@ -431,7 +437,21 @@ def more_parts(rows: int, parts: int) -> int:
   return next((more for more in greater if rows % more == 0), 0)
 
 
-def begin(run: Run, record: dict[str, Any] | None = None) -> None:
+def _has_config(workdir: Path) -> bool:
+  """Returns True if a workdir has a config that can be read."""
+  try:
+    workdirs.read_config(workdir)
+  except UserError:
+    return False
+  return True
+
+
+def begin(
+  run: Run,
+  record: dict[str, Any] | None = None,
+  *,
+  keeps_config: bool = False,
+) -> None:
   """Writes the config and the vocabulary of a run to its workdir.
 
   It must be called after everything has been built, and after the workdir has
@@ -440,13 +460,15 @@ def begin(run: Run, record: dict[str, Any] | None = None) -> None:
   Args:
     run: run that begins or resumes.
     record: record of the pretrained weights of the run, if it has any.
+    keeps_config: True to keep a config that is there, as of a longer run.
   """
   if not processes.is_first():
     return
   workdir = run.workdir
   workdir.mkdir(parents=True, exist_ok=True)
-  with disk.saving("config.json", workdir):
-    workdirs.write(workdir, "config.json", run.config.as_dict())
+  if not (keeps_config and _has_config(workdir)):
+    with disk.saving("config.json", workdir):
+      workdirs.write(workdir, "config.json", run.config.as_dict())
   with disk.saving("vocabulary.json", workdir):
     workdirs.write_vocabulary(workdir, run.task)
   if record:

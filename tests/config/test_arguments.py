@@ -112,14 +112,18 @@ def test_check_overrides_suggests_the_field_that_was_meant(flag, message):
 
 def test_override_of_optimizer_name_drops_other_options():
   spec = "lra/listops"
-  before = c.load(spec).optimizer.to_dict()
+  loaded = c.load(spec)
+  with loaded.unlocked():
+    loaded.optimizer.update(cap="spectral", cap_max=2.0)
+  before = loaded.optimizer.to_dict()
   assert {"name", "b2", "weight_decay"} <= before.keys()
   flags = ["--config.optimizer.name=sgd", "--config.optimizer.momentum=0.5"]
-  after = c.override(c.load(spec), flags).optimizer.to_dict()
-  kept = {k: v for k, v in before.items() if k.startswith("clip")}
+  after = c.override(loaded, flags).optimizer.to_dict()
+  assert after["cap"] == "spectral"
+  kept = {k: v for k, v in before.items() if k.startswith(("clip", "cap"))}
   assert after == {"name": "sgd", "momentum": 0.5, **kept}
   # The same name keeps them.
-  same = c.override(c.load(spec), [f"--config.optimizer.name={before['name']}"])
+  same = c.override(loaded, [f"--config.optimizer.name={before['name']}"])
   assert same.optimizer.to_dict() == before
   schedule = c.override(
     c.load(spec), ["--config.schedule.name=constant"]

@@ -296,7 +296,7 @@ def test_ahead_compiles_for_the_devices_of_this_process():
     (SIZES | {"vocab_size": 0}, ((8, 64), jnp.float32), (8,)),
     (SIZES | {"num_inputs": 2}, ((8, 2, 64), jnp.int32), (8,)),
     (SIZES | {"objective": "language_model"}, ((8, 64), jnp.int32), (8, 64)),
-    ({"image": (32, 32, 3)}, ((8, 32, 32, 3), jnp.uint8), (8,)),
+    ({"image": (32, 32, 3)}, ((8, 32, 32, 3), jnp.float32), (8,)),
     (
       SIZES
       | {"vocab_size": 0, "channels": 5, "objective": "token_classification"},

@@ -73,6 +73,8 @@ def test_place_batch_splits_tokens_over_the_sequence_axis():
     "series": P(("data", "fsdp"), "sequence", None),
   }
   own.check_lengths((4, 6))
+  with pytest.raises(ValueError, match="images of 5 rows.*size of the images"):
+    own.check_lengths((0,), (5, 4, 3))
   with pytest.raises(ValueError, match="2 devices.*5 tokens"):
     own.check_lengths((4, 5, 7))
 

@@ -94,6 +94,7 @@ PARAMS = {
   "bias": jnp.ones((2, 2)),
   "u_skew": jnp.ones((2, 3, 3)),
   "gate": jnp.ones((2, 3)),
+  "cls": jnp.ones((2, 3)),
   "alpha": jnp.ones(()),
 }
 
@@ -109,8 +110,16 @@ def test_optimizers_with_zero_gradient_shrink_decayed_parameters_only(name):
   updates, _ = tx.update(zero, tx.init(PARAMS), PARAMS)
   after = optax.apply_updates(PARAMS, updates)
   np.testing.assert_allclose(after["kernel"], 1 - 0.5 * 0.1, rtol=1e-6)
-  for key in ("bias", "u_skew", "alpha", "gate"):
+  for key in ("bias", "u_skew", "alpha", "gate", "cls"):
     np.testing.assert_array_equal(after[key], PARAMS[key])
+
+
+def test_groups_need_sections():
+  groups = {"eigenvalues": 0.1}
+  with pytest.raises(ValueError, match="groups.eigenvalues=0.1.*section"):
+    optimizers.build(
+      {"name": "adam", "groups": groups}, {"name": "constant"}, 10
+    )
 
 
 @pytest.mark.parametrize("name", ["muon", "sgd"])

@@ -59,6 +59,48 @@ def test_process_functions_of_a_single_process():
   processes.wait_for_all("here")
 
 
+class Sync:
+  """JAX's rule: all stop at the step after the last one asked for.
+
+  A notice that comes before any step asks to stop at step 1.
+  """
+
+  def __init__(self):
+    self.asked, self.stop = 0, None
+
+  def notice(self):
+    self.stop = self.asked + 1
+
+  def reached_preemption_sync_point(self, step):
+    self.asked = step
+    return step == self.stop
+
+
+@pytest.mark.parametrize(
+  ("last", "before", "steps", "stops"),
+  [
+    (0, True, (1,), 1),
+    (0, True, (5_001,), 5_001),  # A resumed run, before its first step.
+    (0, False, (5_001, 5_002), 5_002),
+    (70, True, (1,), 1),  # The next seed.
+    (70, False, (71, 72), 72),
+  ],
+)
+def test_a_signal_stops_the_run_after_the_step(
+  monkeypatch, last, before, steps, stops
+):
+  sync = Sync()
+  sync.asked = last
+  monkeypatch.setattr(processes, "multihost_utils", sync)
+  monkeypatch.setattr(processes, "_last_step", last)
+  if before:
+    sync.notice()
+  for step in steps:
+    assert processes.is_stop_requested(step) == (step == stops)
+    if not before:
+      sync.notice()
+
+
 def test_least_is_the_size_of_the_smallest_device(monkeypatch):
   assert processes.least(12_345) == 12_345
   monkeypatch.setattr(processes, "has_peers", lambda: True)

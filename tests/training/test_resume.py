@@ -142,6 +142,12 @@ def test_run_keeps_results_when_a_longer_run_was_begun(smoke, tmp_path):
   config = configs.plain(smoke(total_steps=4, eval_steps=1, **fields))
   workdirs.write(tmp_path, "config.json", config)
   assert loop.run(short, tmp_path) == results
+  # The longer run goes on with its own config.
+  assert workdirs.read_config(tmp_path)["total_steps"] == 4
+  # A damaged one is written again.
+  (tmp_path / "config.json").write_text("{")
+  assert loop.run(short, tmp_path) == results
+  assert workdirs.read_config(tmp_path)["total_steps"] == 2
 
 
 @pytest.mark.slow

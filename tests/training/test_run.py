@@ -101,6 +101,7 @@ def test_run_refuses_a_workdir_of_another_config(smoke, tmp_path):
     ({"parallel": "xmap"}, "mode.*'xmap'"),
     ({"label_smoothing": 2.0}, "label_smoothing=2.0"),
     ({"margin_loss": "emma"}, "margin_tokens=0"),
+    ({"margin_weight": 0.5}, "margin_weight=0.5.*margin_tokens=0"),
     ({"short_length": 200}, "short_length=200.*short_steps=0.*give both"),
     (
       {"short_steps": 10, "short_length": 9},

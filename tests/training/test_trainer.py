@@ -7,7 +7,9 @@ from pathlib import Path
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxformers import config as configs
@@ -200,6 +202,27 @@ def test_trainer_begins_with_pretrained_weights(smoke, tmp_path, monkeypatch):
       params, jax.tree.map(lambda leaf: leaf + 1, plain.state.params)
     )
   assert plain.state.average is plain.origin is None
+
+
+def test_an_optimiser_may_keep_the_pretrained_weights(
+  smoke, tmp_path, monkeypatch
+):
+  """As those of which the state holds where the parameters begin."""
+  keep = optax.GradientTransformation(
+    lambda params: jax.tree.map(jnp.copy, params), lambda *_: None
+  )
+  monkeypatch.setattr(
+    trainer.origin,
+    "begin_with",
+    lambda folder, start, model, task: (
+      jax.tree.map(lambda leaf: leaf + 1, start),
+      {"folder": folder, "sha256": "f" * 64},
+    ),
+  )
+  monkeypatch.setattr(trainer.origin, "read_fields", lambda folder: {})
+  run = open_run(smoke(pretrained="weights"), tmp_path / "run")
+  begun = trainer.Trainer(dataclasses.replace(run, tx=keep))
+  chex.assert_trees_all_equal(begun.state.opt_state, begun.state.params)
 
 
 def test_trainer_refuses_pretrained_weights_of_another_model(smoke, tmp_path):
