@@ -113,17 +113,10 @@ def train(
     with loaded.unlocked():
       statistics = {k: loaded.task[k] for k in STATISTICS if k in loaded.task}
       loaded.task = {"name": arrays.NAME, **section, **statistics}
-    # Other options of the task are for the data that the examples replace.
-    for name in options or {}:
-      head, _, rest = name.partition(".")
-      if head == "task" and rest.partition(".")[0] not in loaded.task:
-        raise configs.UserError(
-          f"options[{name!r}] has no effect on your own examples: leave it "
-          "out. Give classes, vocab_size and max_len as arguments of train."
-        )
+    _refuse_unused(options or {}, loaded.task)
   elif sizes or validation is not None or test is not None:
-    given = {"validation": validation, "test": test}
-    names = sorted({*sizes, *(k for k, v in given.items() if v is not None)})
+    splits = {"validation": validation, "test": test}
+    names = sorted({*sizes, *(k for k, v in splits.items() if v is not None)})
     raise configs.UserError(
       f"{', '.join(names)} describe your own examples: give train= as well."
     )
@@ -165,6 +158,22 @@ def _load_config(
   configs.drop_replaced(loaded, options)
   configs.set_options(loaded, options)
   return loaded, None
+
+
+def _refuse_unused(options: Mapping[str, Any], task: Mapping[str, Any]) -> None:
+  """Raises UserError for options of the data that own examples replace.
+
+  Args:
+    options: argument of `train`.
+    task: fields of the task of the examples.
+  """
+  for name in options:
+    head, _, rest = name.partition(".")
+    if head == "task" and rest.partition(".")[0] not in task:
+      raise configs.UserError(
+        f"options[{name!r}] has no effect on your own examples: leave it out. "
+        "Give classes, vocab_size and max_len as arguments of train."
+      )
 
 
 def _check_sizes(sizes: Mapping[str, Any]) -> None:

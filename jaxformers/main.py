@@ -286,13 +286,7 @@ def _parse(argv: list[str]) -> Command:
     # Check the fields now, unless pretrained weights complete the model later.
     if not config.get("pretrained"):
       RunConfig.from_dict(config)
-    seeds = cli.numbers("seeds", FLAGS.seeds)
-    for seed in seeds:
-      ranges.of(RunConfig)["seed"].check("--seeds", seed)
-    if FLAGS.eval_only and FLAGS.profile:
-      raise UserError(
-        "--profile traces training steps, and --eval_only has none: remove one."
-      )
+    seeds = _read_seeds()
     if not FLAGS.eval_only:
       logs = [name for name in configs.LOGS if config.get(name)]
       requirements.require_logs(logs)
@@ -300,6 +294,22 @@ def _parse(argv: list[str]) -> Command:
   except _PARSE_ERRORS as error:
     print(f"config error: {error}", file=sys.stderr)
     sys.exit(MISTAKE)
+
+
+def _read_seeds() -> list[int]:
+  """Returns the seeds of --seeds, and checks flags that contradict each other.
+
+  Raises:
+    UserError: for a seed out of range, and for --profile without training.
+  """
+  seeds = cli.numbers("seeds", FLAGS.seeds)
+  for seed in seeds:
+    ranges.of(RunConfig)["seed"].check("--seeds", seed)
+  if FLAGS.eval_only and FLAGS.profile:
+    raise UserError(
+      "--profile traces training steps, and --eval_only has none: remove one."
+    )
+  return seeds
 
 
 def _name_config(arguments: list[str]) -> list[str]:

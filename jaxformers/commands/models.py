@@ -33,6 +33,13 @@ from jaxformers.foundations.registry import choose
 from jaxformers.models import MODELS
 
 
+def _check_names(names: list[str], models: str, *, published: bool) -> None:
+  """Raises UserError for names in two places, or where they have no effect."""
+  if names and (models or published):
+    other = f"--models={models}" if models else "--published"
+    raise UserError(f"{' '.join(names)} and {other}: give one of them.")
+
+
 @cli.command(
   cli.argument("names", nargs="*", help="models to list (default: all)"),
   cli.option("config", "", "path.py:key=value,..."),
@@ -54,9 +61,7 @@ def main(
   overrides: Sequence[str],
 ) -> None:
   """Prints the names of the models, or the cost of each under a config."""
-  if names and (models or published):
-    other = f"--models={models}" if models else "--published"
-    raise UserError(f"{' '.join(names)} and {other}: give one of them.")
+  _check_names(names, models, published=published)
   names = names or cli.names(models) or sorted(MODELS)
   # Without a config: list the models, or print the published table.
   if not config:

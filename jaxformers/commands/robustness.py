@@ -52,6 +52,18 @@ def _average_lines(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"  {robustness.TITLES.get(name, 'mCE'):<20} {text}{unit}"
 
 
+def _check_options(
+  names: Sequence[str], count: int, batch_size: int, has_folder: bool
+) -> None:
+  """Raises UserError for numbers out of range and options without effect."""
+  if (names or count) and has_folder:
+    raise UserError(
+      f"--corruptions={','.join(names)}, --count={count}: no effect on the "
+      "folders of other sets: leave them out."
+    )
+  ranges.check(robustness.corrupted, {"count": count, "batch_size": batch_size})
+
+
 @cli.command(
   cli.argument(
     "workdirs", nargs="+", metavar="WORKDIR", help="folder of a run"
@@ -83,12 +95,7 @@ def main(
   scored = {}
   # Load all runs before the first one is scored.
   state = states.take_state(folders)
-  if (names or count) and any(folders.values()):
-    raise UserError(
-      f"--corruptions={corruptions}, --count={count}: no effect on the folders "
-      "of other sets: leave them out."
-    )
-  ranges.check(robustness.corrupted, {"count": count, "batch_size": batch_size})
+  _check_options(names, count, batch_size, any(folders.values()))
   runs = {workdir: states.load(workdir, **state) for workdir in workdirs}
   for run in runs.values():
     _ = run.task  # Open the data: an error ends the command here.

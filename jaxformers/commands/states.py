@@ -244,22 +244,9 @@ def load(
   return trained
 
 
-def _with_weights(
-  trained: TrainedModel, folder: str | Path, name: str, options: str
-) -> TrainedModel:
-  """Returns a model on the task of a run, with the weights of a folder.
-
-  Args:
-    trained: model of the run.
-    folder: folder of the weights.
-    name: name of the model; "" for the model of the run.
-    options: other values of options of the model.
-  """
-  run = trained.run
-  # Set the options in the section of the model. Commas inside brackets do not
-  # separate options.
-  section = run.config.model.as_dict()
-  section["name"] = name or section["name"]
+def _set_options(section: dict[str, Any], options: str) -> None:
+  """Sets options, "name=value,...", in the section of a model."""
+  # Commas inside brackets do not separate options.
   for item in filter(None, re.split(r",(?![^(\[]*[)\]])", options)):
     path, equals, value = item.partition("=")
     if not equals or not path:
@@ -277,6 +264,23 @@ def _with_weights(
           f"--options={options}: {part} is no section: write {part}=VALUE."
         )
     owner[key] = configs.parse_value(value)
+
+
+def _with_weights(
+  trained: TrainedModel, folder: str | Path, name: str, options: str
+) -> TrainedModel:
+  """Returns a model on the task of a run, with the weights of a folder.
+
+  Args:
+    trained: model of the run.
+    folder: folder of the weights.
+    name: name of the model; "" for the model of the run.
+    options: other values of options of the model.
+  """
+  run = trained.run
+  section = run.config.model.as_dict()
+  section["name"] = name or section["name"]
+  _set_options(section, options)
   # Build the model with initial parameters.
   model_fields = call("config.model", ModelFields, section)
   model = models.build(**vars(model_fields), **run.task.sizes())

@@ -72,7 +72,7 @@ class Job:
     """Runs the command to its end and returns its exit status.
 
     A command that a signal has stopped has no result: this process ends as
-    well, and Slurm decides whether the job goes on.
+    well, and Slurm decides whether the job continues.
     """
     env = dict(os.environ)
     # A node has a single task, which uses all of its devices.

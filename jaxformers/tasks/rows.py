@@ -231,7 +231,7 @@ def _choose(table: Mapping[Any, Any], name: str) -> Columns:
   # Choose one column of inputs, or two columns of a pair.
   chosen: Sequence[tuple[str, ...]]
   pair = next((pair for pair in PAIRS if {*pair} <= {*others}), ())
-  # A column of a pair is no text of its own.
+  # A column of a pair is no separate text.
   chosen = [(k,) for k in INPUTS if k in others and k not in pair][:1]
   chosen = chosen or [pair for pair in [pair] if pair]
   # If there is only one other column, it may have any name.

@@ -302,17 +302,16 @@ class Ahead:
     Raises:
       TooLargeError: if the step does not fit.
     """
-    layout, chip = self.layout, self.chip
+    chip = self.chip
     began = time.perf_counter()
     program = memory.compile_step(lowered)
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()
-    planned = memory.planned_bytes(program)
-    total = planned / 2**30
+    total = memory.planned_bytes(program) / 2**30
     if total > chip.gib:
-      raise memory.TooLargeError(planned)
-    devices = layout.mesh.devices.ravel().tolist()
+      raise memory.TooLargeError(int(total * 2**30))
+    devices = self.layout.mesh.devices.ravel().tolist()
     counts = programs.count(program.as_text(), devices)
     is_short = self.config.model.dtype == "bfloat16"
     peak = chip.bfloat16 if is_short else chip.float32

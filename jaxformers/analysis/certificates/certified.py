@@ -402,18 +402,11 @@ def measure_certified(
       out of range; and for texts of which tokens are deleted at random.
   """
   numbers = {"samples": samples, "examples": examples, "steps": steps}
-  ranges.check(measure_certified, numbers | {"seed": seed})
-  if min([*counts, *radii], default=0) < 0:
-    raise UserError(f"tokens={counts}, radii={radii}: give numbers from 0 on.")
+  numbers["seed"] = seed
+  _check_numbers(numbers, counts, radii)
   _require_sequences(run)
   model = in_float32(run.model)
-  source = run.task.splits[choose("split", split, run.task.splits)]
-  if isinstance(source, Deleted):
-    raise UserError(
-      f"config.task.deletion={source.rate:g}: the split has one random "
-      "deletion of each text, whose certificate says nothing of the text. "
-      "Give --edits=1,2,4 for a vote over deletions."
-    )
+  source = _choose_texts(run, split)
   counts = sorted(counts) if model.config.vocab_size else []
   # Draw the examples to attack and to certify.
   order = np.random.default_rng(seed).permutation(len(source))
@@ -442,6 +435,31 @@ def measure_certified(
       _row(sure.get((kind, each)), left[kind, each], each) for each in strengths
     ]
   return content
+
+
+def _check_numbers(
+  numbers: Mapping[str, int], counts: list[int], radii: list[float]
+) -> None:
+  """Raises UserError for a number of `measure_certified` out of range."""
+  ranges.check(measure_certified, numbers)
+  if min([*counts, *radii], default=0) < 0:
+    raise UserError(f"tokens={counts}, radii={radii}: give numbers from 0 on.")
+
+
+def _choose_texts(run: TrainedModel, split: str) -> Any:
+  """Returns a split of the task of a run.
+
+  Raises:
+    UserError: for an unknown split, or one of randomly deleted tokens.
+  """
+  source = run.task.splits[choose("split", split, run.task.splits)]
+  if isinstance(source, Deleted):
+    raise UserError(
+      f"config.task.deletion={source.rate:g}: the split has one random "
+      "deletion of each text, whose certificate says nothing of the text. "
+      "Give --edits=1,2,4 for a vote over deletions."
+    )
+  return source
 
 
 def _row(
