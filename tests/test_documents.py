@@ -422,7 +422,7 @@ def check_install(argv, **_):
 def check_zoo(argv, *, monkeypatch, **_):
   """Every model's command is one of training."""
   monkeypatch.setattr(
-    subprocess, "call", lambda command: check_command(command[3:])
+    zoo_launcher.commands, "call", lambda command: check_command(command[3:])
   )
   monkeypatch.setattr(zoo_launcher, "keep", lambda *_: None)
   zoo_launcher.main(argv)

@@ -47,7 +47,6 @@ from jaxformers.models.certificates import (
   token_reach,
 )
 from jaxformers.models.variables import make_variables
-from jaxformers.tasks.deletion import Deleted
 
 CANDIDATES = 8  # Replacements that each step of the search evaluates.
 
@@ -453,9 +452,9 @@ def _choose_texts(run: TrainedModel, split: str) -> Any:
     UserError: for an unknown split, or one of randomly deleted tokens.
   """
   source = run.task.splits[choose("split", split, run.task.splits)]
-  if isinstance(source, Deleted):
+  if rate := source.reading().get("deletion"):
     raise UserError(
-      f"config.task.deletion={source.rate:g}: the split has one random "
+      f"config.task.deletion={rate:g}: the split has one random "
       "deletion of each text, whose certificate says nothing of the text. "
       "Give --edits=1,2,4 for a vote over deletions."
     )
