@@ -301,10 +301,18 @@ class Ahead:
 
     Raises:
       TooLargeError: if the step does not fit.
+      UserError: if the compiler refuses it for another reason.
     """
     chip = self.chip
     began = time.perf_counter()
-    program = memory.compile_step(lowered)
+    try:
+      program = memory.compile_step(lowered)
+    except jax.errors.JaxRuntimeError as error:
+      reason = str(error).splitlines()[0]
+      raise UserError(
+        f"The compiler refuses the {name} step: {reason:.300}. Some compilers "
+        "need a length that is a multiple of 16."
+      ) from error
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()

@@ -289,6 +289,17 @@ def test_ahead_compiles_for_the_devices_of_this_process():
     Ahead(load("s5"), jax.devices()[:2], small, SIZES).evaluation()
 
 
+def test_a_step_that_fails_in_the_compiler_gets_one_line(monkeypatch):
+  def refuse(lowered):
+    raise jax.errors.JaxRuntimeError("INTERNAL: no tile sizes\nfor dot.56")
+
+  monkeypatch.setattr("jaxformers.training.memory.compile_step", refuse)
+  ahead = Ahead(load("s5"), jax.devices()[:2], CHIP, SIZES)
+  message = "refuses the train step: INTERNAL: no tile sizes. Some"
+  with pytest.raises(UserError, match=message):
+    ahead.train()
+
+
 @pytest.mark.parametrize(
   ("sizes", "inputs", "targets"),
   [
