@@ -177,7 +177,7 @@ def measure_steps(name: str, rounds: int) -> Row:
     "ms of the model": 1e3 * median(seconds, "model") / BURST,
     "share that is not the model": 1 - ratio(seconds, "model", "step"),
     "share waiting for batches": sum(waited) / sum(seconds["step"]),
-    "ms per batch, loader alone": 1e3 * median(read, "batches") / DRAINED,
+    "ms per batch, loader only": 1e3 * median(read, "batches") / DRAINED,
   }
 
 

@@ -142,14 +142,16 @@ compile_for_type() {
   "${command[@]}"
 }
 
+# Succeeds on a host whose run is live. The host expands it.
+# shellcheck disable=SC2016
+live='grep -qs jaxformers.main "/proc/$(cat jaxformers/run.pid 2>/dev/null)/cmdline"'
+
 run() {
   (($#)) || usage
   if [[ $action == run && $dry_run && $type ]]; then compile_for_type "$@"; fi
   # The run continues after the shell that starts it has ended. A live run keeps
   # its log and its number.
-  # shellcheck disable=SC2016
-  local live='grep -qs jaxformers.main "/proc/$(cat run.pid 2>/dev/null)/cmdline"'
-  on all "cd jaxformers && if $live; then echo 'launch/tpu_pod.sh: a run is live: stop it first.' >&2; exit 1; fi && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") >> run.log 2>&1 & echo \$! > run.pid)"
+  on all "if $live; then echo 'launch/tpu_pod.sh: a run is live: stop it first.' >&2; exit 1; fi; cd jaxformers && (nohup env/bin/python -m jaxformers.main --distributed$(quoted "$@") >> run.log 2>&1 & echo \$! > run.pid)"
 }
 
 state() {
@@ -173,10 +175,8 @@ resume() {
   [[ $dry_run ]] || now=$(state)
   case $now in
     READY)
-      # Do not touch a live run, or hosts that do not answer. The host expands
-      # the command.
-      # shellcheck disable=SC2016
-      local ask='grep -qs jaxformers.main "/proc/$(cat jaxformers/run.pid 2>/dev/null)/cmdline" && echo live || echo dead'
+      # Do not touch a live run, or hosts that do not answer.
+      local ask="$live && echo live || echo dead"
       if [[ $dry_run ]]; then
         on 0 "$ask"
       else

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jaxformers import config as configs
 from jaxformers.foundations import cli
 from jaxformers.foundations.errors import UserError
 from jaxformers.sweep.grid import Axis
@@ -44,7 +44,7 @@ def check_overrides(overrides: Sequence[str], axes: Sequence[Axis]) -> None:
         f"{argument!r} is not an option of a sweep: --help lists them. Set "
         "fields of runs by --config.FIELD=VALUE."
       )
-    field = re.sub("^--?(no)?config.", "", argument.partition("=")[0])
+    (field,) = configs.values_of([argument])
     # One seed for all runs would repeat the same run.
     if field == "seed":
       raise UserError(f"{argument}: give --seeds, such as --seeds 0,1,2.")

@@ -241,12 +241,13 @@ def _read_labels(
 
 def _as_names(labels: Sequence[Any]) -> list[Any]:
   """Returns labels with their integers as text."""
+  return [str(label) if _is_integer(label) else label for label in labels]
 
-  def is_integer(label: Any) -> bool:
-    is_flag = isinstance(label, bool | np.bool_)
-    return isinstance(label, numbers_abc.Integral) and not is_flag
 
-  return [str(label) if is_integer(label) else label for label in labels]
+def _is_integer(label: Any) -> bool:
+  """Returns True for an integer, and False for a truth value."""
+  is_flag = isinstance(label, bool | np.bool_)
+  return isinstance(label, numbers_abc.Integral) and not is_flag
 
 
 def _label_tokens(
@@ -450,9 +451,7 @@ def _numbers(
         f"{name} has the label {label!r} at {k}, which is not one of the "
         f"classes {', '.join(classes)}: correct it, or name all classes."
       )
-    is_flag = isinstance(label, bool | np.bool_)
-    is_integer = isinstance(label, numbers_abc.Integral) and not is_flag
-    if has_names or not is_integer or not 0 <= label < count:
+    if has_names or not _is_integer(label) or not 0 <= label < count:
       raise UserError(
         f"{name} has labels {_as_array(label).dtype}, such as "
         f"{rows.show(label)} at {k}: give integers from 0 {greatest}, or names "

@@ -233,7 +233,7 @@ def _choose(table: Mapping[Any, Any], name: str) -> Columns:
   pair = next((pair for pair in PAIRS if {*pair} <= {*others}), ())
   # A column of a pair is no separate text.
   chosen = [(k,) for k in INPUTS if k in others and k not in pair][:1]
-  chosen = chosen or [pair for pair in [pair] if pair]
+  chosen = chosen or ([pair] if pair else [])
   # If there is only one other column, it may have any name.
   chosen = chosen or [(key,) for key in others if len(others) == 1]
   if label is None or not chosen:

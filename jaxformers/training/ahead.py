@@ -136,6 +136,23 @@ def open_batch(
   return sizes, task.max_len, shapes
 
 
+def _compile(name: str, lowered: Any) -> Any:
+  """Returns a compiled step.
+
+  Raises:
+    TooLargeError: if the step does not fit.
+    UserError: if the compiler refuses it for another reason.
+  """
+  try:
+    return memory.compile_step(lowered)
+  except jax.errors.JaxRuntimeError as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(
+      f"The compiler refuses the {name} step: {reason:.300}. Some compilers "
+      "need a length that is a multiple of 16."
+    ) from error
+
+
 class Ahead:
   """Compiles the steps of a config for the devices of a topology."""
 
@@ -265,7 +282,7 @@ class Ahead:
           shape[axis] = length
         batch[name] = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
       lowered = self._lower_train(self.parts, batch)
-      compiled[executables.batch_key(batch)] = memory.compile_step(lowered)
+      compiled[executables.batch_key(batch)] = _compile("train", lowered)
     facts = executables.describe(self.config, self.model, self.layout)
     executables.save(path, facts, self.parts, compiled)
 
@@ -305,20 +322,14 @@ class Ahead:
     """
     chip = self.chip
     began = time.perf_counter()
-    try:
-      program = memory.compile_step(lowered)
-    except jax.errors.JaxRuntimeError as error:
-      reason = str(error).splitlines()[0]
-      raise UserError(
-        f"The compiler refuses the {name} step: {reason:.300}. Some compilers "
-        "need a length that is a multiple of 16."
-      ) from error
+    program = _compile(name, lowered)
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()
-    total = memory.planned_bytes(program) / 2**30
+    planned = memory.planned_bytes(program)
+    total = planned / 2**30
     if total > chip.gib:
-      raise memory.TooLargeError(int(total * 2**30))
+      raise memory.TooLargeError(planned)
     devices = self.layout.mesh.devices.ravel().tolist()
     counts = programs.count(program.as_text(), devices)
     is_short = self.config.model.dtype == "bfloat16"

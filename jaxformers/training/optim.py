@@ -269,8 +269,7 @@ def decayed(params: Any) -> Any:
 
   It is False for norms and scalars (fewer than two axes), biases, gates,
   positions and class tokens (by name), and parameters of rotations, whose size
-  is an angle.
-  `Groups` leaves out further kinds.
+  is an angle. `Groups` leaves out further kinds.
 
   Returns:
     A tree of booleans with the structure of params.
