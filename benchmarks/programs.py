@@ -78,6 +78,7 @@ def figures(report: Row) -> Row:
     "GiB": round(report["total"], 3),
     "TFLOP": round(report["tflop"], 3),
     "precise": round(report["precise"], 3),
+    "library": round(report["library"], 3),
     "GB": round(report["gigabytes"], 2),
     "static ms": round(Report(**report).static_ms, 2),
     "binds": report["binds"],

@@ -10,7 +10,8 @@ are counted with the bodies of loops times their trips. "compiler ms" is the
 compiler's own estimate, or 0 if it has none; "compute ms" and "memory ms" are
 the operations and the bytes at the published peaks of the device. Products of
 float32 at the highest precision ("TFLOP, precise") are slower: a TPU takes six
-passes of bfloat16, and a GPU uses no tensor cores.
+passes of bfloat16, and a GPU uses no tensor cores. Where the compiler has no
+kernel for a product on a GPU, a library computes products ("TFLOP, library").
 
 --sizes gives the sizes of the task; without it the data are prepared. --out
 writes the train step to a file. A run on such devices with the same config and
@@ -44,6 +45,7 @@ COLUMNS = {
   "GiB, device": "{0.available:g}",
   "TFLOP": "{0.tflop:.3f}",
   "TFLOP, precise": "{0.precise:.3f}",
+  "TFLOP, library": "{0.library:.3f}",
   "GB": "{0.gigabytes:.2f}",
   "compiler ms": "{0.compiler_ms:.2f}",
   "compute ms": "{0.compute_ms:.2f}",

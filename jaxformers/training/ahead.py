@@ -35,6 +35,8 @@ from jaxformers.training.trainer import make_step, more_parts, sees_batch
 # Objectives whose batches follow from the sizes of the task.
 _PER_TOKEN = ("language_model", "token_classification")
 _PLAIN = ("classification", *_PER_TOKEN)
+# A GPU's library, and not XLA's own kernels, computes the products.
+_BY_LIBRARY = {"compiler_options": {"xla_gpu_enable_triton_gemm": False}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Report:
     arguments, temporaries, total: memory in GiB: state and batch; temporary
       arrays; and all arrays at the same time.
     available: memory of a device in GiB.
-    tflop, precise: operations of products with loops by their trips, and the
-      part of them at the highest precision. See `programs.Counts` for what they
-      leave out.
+    tflop, precise, library: operations of products with loops by their trips,
+      the part of them at the highest precision, and the part that a GPU's
+      library computes. See `programs.Counts` for what they leave out.
     gigabytes: bytes of the main memory that are read and written.
     compiler_ms: time from the compiler's estimate of cycles; 0 if it has none.
     compute_ms, memory_ms: time of the operations and of the bytes at the peaks
@@ -72,6 +74,7 @@ class Report:
   available: float
   tflop: float
   precise: float
+  library: float
   gigabytes: float
   compiler_ms: float
   compute_ms: float
@@ -136,15 +139,24 @@ def open_batch(
   return sizes, task.max_len, shapes
 
 
-def _compile(name: str, lowered: Any) -> Any:
+def _compile(name: str, lowered: Any, chip: Chip) -> Any:
   """Returns a compiled step.
+
+  Without a device, the compiler of GPUs chooses the tiles of a product by
+  rules, and refuses a step if it finds none. Then the library of the GPU
+  computes the products.
 
   Raises:
     TooLargeError: if the step does not fit.
     UserError: if the compiler refuses it for another reason.
   """
   try:
-    return memory.compile_step(lowered)
+    try:
+      return memory.compile_step(lowered)
+    except jax.errors.JaxRuntimeError:
+      if chip.axes:  # TPUs have no such library.
+        raise
+      return memory.compile_step(lowered, **_BY_LIBRARY)
   except jax.errors.JaxRuntimeError as error:
     reason = str(error).splitlines()[0]
     raise UserError(
@@ -282,7 +294,9 @@ class Ahead:
           shape[axis] = length
         batch[name] = jax.ShapeDtypeStruct(tuple(shape), x.dtype)
       lowered = self._lower_train(self.parts, batch)
-      compiled[executables.batch_key(batch)] = _compile("train", lowered)
+      compiled[executables.batch_key(batch)] = _compile(
+        "train", lowered, self.chip
+      )
     facts = executables.describe(self.config, self.model, self.layout)
     executables.save(path, facts, self.parts, compiled)
 
@@ -322,7 +336,7 @@ class Ahead:
     """
     chip = self.chip
     began = time.perf_counter()
-    program = _compile(name, lowered)
+    program = _compile(name, lowered, chip)
     seconds = time.perf_counter() - began
     # Read memory, work and communication.
     plan = program.memory_analysis()
@@ -351,6 +365,7 @@ class Ahead:
       available=chip.gib,
       tflop=counts.flops / 1e12,
       precise=counts.precise / 1e12,
+      library=counts.library / 1e12,
       gigabytes=counts.bytes / 1e9,
       compiler_ms=compiler_ms,
       compute_ms=compute_ms,

@@ -34,18 +34,19 @@ def in_gib(size: float) -> str:
   return f"{size / 2**30:.2f} GiB" if math.isfinite(size) else "more memory"
 
 
-def compile_step(lowered: Any) -> Any:
+def compile_step(lowered: Any, **options: Any) -> Any:
   """Returns a compiled step.
 
   Args:
     lowered: result of `jax.jit(...).lower(...)`.
+    **options: arguments of its method `compile`.
 
   Raises:
     TooLargeError: if the compiler refuses a step that does not fit the device,
       as the compiler of TPUs does.
   """
   try:
-    return lowered.compile()
+    return lowered.compile(**options)
   except jax.errors.JaxRuntimeError as error:
     text = str(error)
     # More parts do not help a kernel that needs too much memory of a core.

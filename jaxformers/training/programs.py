@@ -122,8 +122,9 @@ class Counts:
 
   Attributes:
     flops: operations in products and convolutions, 2 for each product and sum.
-      Kernels and calls of libraries count none.
+      Kernels, and calls of libraries other than cuBLAS, count none.
     precise: the part of them in products of float32 at the highest precision.
+    library: the part of them in calls of cuBLAS.
     bytes: bytes that instructions read from and write to the main memory,
       with the padding of tiles.
     cycles: cycles that the TPU compiler estimates; 0 for other devices. The
@@ -136,6 +137,7 @@ class Counts:
 
   flops: int
   precise: int
+  library: int
   bytes: int
   cycles: int
   loops: tuple[int, ...]
@@ -194,7 +196,7 @@ def arrays(shape: str) -> list[Array]:
   return types
 
 
-_WORK = ("flops", "precise", "bytes", "cycles")
+_WORK = ("flops", "precise", "library", "bytes", "cycles")
 # Instructions of each computation, by their names.
 Program = dict[str, dict[str, Instruction]]
 # Numbers by the names of `_WORK`; and numbers of instructions and of bytes, by
@@ -255,6 +257,7 @@ class _Reader:
           flops = _flops(product)
           total["flops"] += flops
           total["precise"] += flops * _is_precise(product)
+          total["library"] += flops * _is_library(product)
         total["bytes"] += self._bytes(each)
         self._add_collectives(each, total)
     return total, loops
@@ -296,7 +299,7 @@ class _Reader:
     if each.kind in ("fusion", "async"):
       for part in self._called(each).values():
         yield from self._products(part)
-    elif each.kind in ("dot", "convolution"):
+    elif each.kind in ("dot", "convolution") or _is_library(each):
       yield each
 
   def _bytes(self, each: Instruction) -> int:
@@ -305,6 +308,9 @@ class _Reader:
     if each.kind in _FREE or is_start or "AllocateBuffer" in each.rest:
       return 0
     results = arrays(each.shape)
+    # The workspace of a library, which is no result, has entries of a byte.
+    if _is_library(each):
+      results = [a for a in results if a.bits > 8]
     read = [arrays(source.shape) for source in each.sources]
     if each.kind == "fusion":
       return self._fused_bytes(each, results, read)
@@ -431,18 +437,26 @@ def _root(scope: Mapping[str, Instruction]) -> Instruction:
 
 def _flops(each: Instruction) -> int:
   """Returns the operations of a product or a convolution."""
-  (result,) = arrays(each.shape)
+  result = arrays(each.shape)[0]
   left, right = (arrays(source.shape)[0].dims for source in each.sources[:2])
   if each.kind == "convolution":
     return 2 * _convolved(each, (left, right, result.dims))
-  axes = _numbers(each.attribute(r"lhs_contracting_dims=\{([\d,]*)\}"))
+  # The attributes of cuBLAS are JSON.
+  listed = each.attribute(r'lhs_contracting_dim\w+"?[=:][\[{]([\d,"]*)')
+  axes = _numbers(listed.replace('"', ""))
   return 2 * result.entries * math.prod(left[k] for k in axes)
 
 
 def _is_precise(each: Instruction) -> bool:
   """Returns True if a product of float32 has the highest precision."""
   is_short = any(arrays(part.shape)[0].bits < 32 for part in each.sources[:2])
-  return "operand_precision={highest,highest}" in each.rest and not is_short
+  listed = each.attribute(r'operand_precision"?[=:][\[{]([\w,"]*)')
+  return listed.replace('"', "").lower() == "highest,highest" and not is_short
+
+
+def _is_library(each: Instruction) -> bool:
+  """Returns True if cuBLAS computes a product."""
+  return each.kind == "custom-call" and 'target="__cublas$' in each.rest
 
 
 def _convolved(each: Instruction, shapes: Sequence[Sequence[int]]) -> int:

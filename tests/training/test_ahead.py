@@ -289,12 +289,30 @@ def test_ahead_compiles_for_the_devices_of_this_process():
     Ahead(load("s5"), jax.devices()[:2], small, SIZES).evaluation()
 
 
-def test_a_step_that_fails_in_the_compiler_gets_one_line(monkeypatch):
-  def refuse(lowered):
+def test_a_gpu_without_kernels_for_a_step_has_its_library(monkeypatch):
+  chosen = []
+
+  def refuse(lowered, **options):
+    chosen.append(options)
+    if not options:
+      raise jax.errors.JaxRuntimeError("INTERNAL: no tile sizes")
+    return lowered.compile()
+
+  monkeypatch.setattr("jaxformers.training.memory.compile_step", refuse)
+  gpu = topologies.CHIPS["h100"]
+  assert Ahead(load("s5"), jax.devices()[:1], gpu, SIZES).train().tflop > 0
+  triton = {"xla_gpu_enable_triton_gemm": False}
+  assert chosen == [{}, {"compiler_options": triton}]
+
+
+@pytest.mark.parametrize("device", ["v5e", "h100"])
+def test_a_step_that_fails_in_the_compiler_gets_one_line(device, monkeypatch):
+  def refuse(lowered, **options):
     raise jax.errors.JaxRuntimeError("INTERNAL: no tile sizes\nfor dot.56")
 
   monkeypatch.setattr("jaxformers.training.memory.compile_step", refuse)
-  ahead = Ahead(load("s5"), jax.devices()[:2], CHIP, SIZES)
+  chip = topologies.CHIPS[device]
+  ahead = Ahead(load("s5"), jax.devices()[:2], chip, SIZES)
   message = "refuses the train step: INTERNAL: no tile sizes. Some"
   with pytest.raises(UserError, match=message):
     ahead.train()

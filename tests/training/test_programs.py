@@ -40,6 +40,28 @@ rhs_contracting_dims={{0}}, operand_precision={{{precision},{precision}}}
   counts = programs.count(text)
   assert counts.flops == 2 * 64 * 48 * 32
   assert counts.precise == share * counts.flops
+  assert counts.library == 0
+
+
+@pytest.mark.parametrize(("precision", "share"), [("HIGHEST", 1), ("HIGH", 0)])
+def test_count_of_a_call_of_cublas_is_that_of_its_product(precision, share):
+  text = f"""
+ENTRY %main (x: f32[4,48,64], w: f32[4,48,32]) -> f32[4,64,32] {{
+  %x = f32[4,48,64]{{2,1,0}} parameter(0)
+  %w = f32[4,48,32]{{2,1,0}} parameter(1)
+  %both = (f32[4,64,32]{{2,1,0}}, s8[33554432]{{0}}) custom-call(%x, %w), \
+custom_call_target="__cublas$lt$matmul", backend_config={{"gemm_backend_config"\
+:{{"dot_dimension_numbers":{{"lhs_contracting_dimensions":["1"],\
+"rhs_contracting_dimensions":["1"],"lhs_batch_dimensions":["0"]}},\
+"precision_config":{{"operand_precision":["{precision}","{precision}"]}}}}}}
+  ROOT %y = f32[4,64,32]{{2,1,0}} get-tuple-element(%both), index=0
+}}
+"""
+  counts = programs.count(text)
+  assert counts.flops == counts.library == 4 * 2 * 48 * 64 * 32
+  assert counts.precise == share * counts.flops
+  # The workspace of the library is not read or written.
+  assert counts.bytes == 4 * 4 * (48 * 64 + 48 * 32 + 64 * 32)
 
 
 def test_count_multiplies_the_body_of_a_loop_by_its_trips():
