@@ -86,7 +86,8 @@ def load_ag_news(
     protocol: "jaxformers": 12,000 articles of train are validation. "paper":
       validation is test. "test_only": the 7,600 articles of test.csv are
       divided by hash into 5,600 for training, 1,000 for validation and 1,000
-      for the test; scores are not comparable with other scores.
+      for the test; scores are not comparable with other scores, and
+      without a `vocabulary` the word pieces are fitted on all 7,600.
     archive: path of ag_news_csv.tar.gz or of its folder; for "test_only", of
       any archive or folder with test.csv. "" searches for one of them, and else
       downloads the archive.
