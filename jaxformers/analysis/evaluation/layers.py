@@ -92,9 +92,7 @@ def measure_layers(
     measured.append(_measure_batch(*arrays))
   fields = zip(*measured, strict=True)
   factors, entropies, shapes, finite, each_part, gates, values, dots = fields
-  # Average the shares weighted by batch size, without NaN.
-  sizes = [batch.shape[1] for batch in factors]
-  shares: Any = np.ma.average(np.ma.masked_invalid(finite), 0, sizes)
+  shares: Any = np.ma.masked_invalid(np.concatenate(finite, 1)).mean(1)
   return Layers(
     np.concatenate(factors, 1),
     np.concatenate(entropies, 1),
@@ -164,7 +162,7 @@ def _measure_batch(
     _finite_mean(lipschitz.activation_factors(pair_distances)),
     entropies,
     shapes,
-    _finite_mean(finite),
+    finite,
     entropies_of_parts,
     None if gates is None else np.asarray(gates, np.float64),
     counts if estimation["axis"] == "tokens" else np.full_like(counts, width),

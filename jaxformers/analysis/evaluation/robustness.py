@@ -147,9 +147,32 @@ def imagenet_c(
     corruption error.
 
   Raises:
-    UserError: if corruptions or severities are missing. The message lists them.
+    UserError: if corruptions or severities are missing, or have different
+      numbers of images. The message lists them.
   """
-  # Find the corruptions in the folder or in its groups.
+  folders = _corruptions(folder)
+  count_images(folder, "imagenet_c")
+  logits = run.apply(batch_size)
+
+  def score(name: str, level: int) -> float:
+    images = _open_folder(run, folders[name] / str(level), "imagenet_c")
+    return error(logits, images, batch_size=batch_size)
+
+  errors = {
+    name: [score(name, level) for level in SEVERITIES]
+    for name in tqdm(ALEXNET, disable=None)
+  }
+  return {"errors": errors, "mce": mce(errors)}
+
+
+def _corruptions(folder: Path) -> dict[str, Path]:
+  """Returns the folders of ImageNet-C's corruptions, by their names.
+
+  They are in the folder, or in its groups.
+
+  Raises:
+    UserError: if corruptions or severities are missing.
+  """
   paths = [*folder.glob("*"), *folder.glob("*/*")]
   folders = {
     path.name: path
@@ -169,17 +192,7 @@ def imagenet_c(
       f"{folder} lacks {listed}: mCE averages fifteen corruptions at five "
       "severities. Unpack all of them."
     )
-  logits = run.apply(batch_size)
-
-  def score(name: str, level: int) -> float:
-    images = _open_folder(run, folders[name] / str(level), "imagenet_c")
-    return error(logits, images, batch_size=batch_size)
-
-  errors = {
-    name: [score(name, level) for level in SEVERITIES]
-    for name in tqdm(ALEXNET, disable=None)
-  }
-  return {"errors": errors, "mce": mce(errors)}
+  return folders
 
 
 def mce(errors: dict[str, list[float]]) -> float:
@@ -219,13 +232,30 @@ def count_images(folder: Path, name: str) -> int:
   Args:
     folder: folder of the set.
     name: name of the set in `COUNTS`.
+
+  Raises:
+    UserError: if severities of ImageNet-C have different numbers of images.
   """
-  names = (name.lower() for name, _ in files.walk(folder))
-  count = sum(name.endswith(stores.ENDINGS) for name in names)
-  # Divide by the number of severities of all corruptions, rounding down.
-  return count // (
-    len(ALEXNET) * len(SEVERITIES) if name == "imagenet_c" else 1
-  )
+  places = {"": folder}
+  if name == "imagenet_c":
+    places = {
+      f"{name}/{level}": path / str(level)
+      for name, path in _corruptions(folder).items()
+      for level in SEVERITIES
+    }
+  counts = {
+    place: sum(
+      name.lower().endswith(stores.ENDINGS) for name, _ in files.walk(path)
+    )
+    for place, path in places.items()
+  }
+  least, greatest = (f(counts, key=counts.__getitem__) for f in (min, max))
+  if counts[least] < counts[greatest]:
+    raise UserError(
+      f"{folder}: {least} has {counts[least]:,} images, and {greatest} has "
+      f"{counts[greatest]:,}. Unpack all of them."
+    )
+  return counts[least]
 
 
 def _test_images(run: TrainedModel) -> Images:

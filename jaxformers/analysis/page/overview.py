@@ -145,22 +145,30 @@ def matrix(groups: Sequence[SeedGroup]) -> Figure | None:
 def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of recall over bytes of the state; None without it.
 
-  Recipes of one encoder on the same data are one line.
+  Recipes of one encoder on the same problem are one line. Recipes with equal
+  states, such as those of several learning rates, have a line each.
 
   Source: Arora, Eyuboglu et al. 2024, https://arxiv.org/abs/2402.18668, figure
   2, where the state of a model limits how much it recalls.
   """
-  rows = [
-    (
-      _state_line(run),
-      run.seed,
-      metric,
-      run.results["state_bytes"],
-      100 * run.results[metric],
-    )
+  points = [
+    (group, run, (_state_line(run), run.results["state_bytes"]))
     for group in groups
     for run in group.runs
     if "state_bytes" in run.results and run.results["task"] == "recall"
+  ]
+  recipes: dict[tuple[str, int], set[str]] = {}
+  for group, _, point in points:
+    recipes.setdefault(point, set()).add(group.label)
+  rows = [
+    (
+      point[0] if len(recipes[point]) == 1 else f"{point[0]}: {group.label}",
+      run.seed,
+      metric,
+      point[1],
+      100 * run.results[metric],
+    )
+    for group, run, point in points
     for metric in tables.BY_LENGTH
     if metric in run.results
   ]
@@ -223,7 +231,8 @@ def _score(run: RunRecord) -> tuple[str, float]:
 def speeds(groups: Sequence[SeedGroup]) -> str:
   """Returns the Markdown table of parameters and training speeds.
 
-  The speed is the median of all logged examples per second of all seeds.
+  The speed is the median of all logged examples per second, of all seeds that
+  ran on the hardware of the first one.
   Returns "" if no run has ended.
 
   Source: TransJect, table 3.
@@ -233,10 +242,12 @@ def speeds(groups: Sequence[SeedGroup]) -> str:
     ended = [run for run in group.runs if run.results]
     if not ended:
       continue
-    # Collect the logged speeds of all seeds.
+    # Collect the logged speeds of the seeds with the hardware of the first one.
+    alike = tables.on_hardware_of_first([run.results for run in ended])
     rates = [
       record["examples_per_second"]
       for run in ended
+      if run.results in alike
       for record in run.metrics
       if "examples_per_second" in record
     ]

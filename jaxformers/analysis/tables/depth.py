@@ -5,7 +5,6 @@ Source: figure 2 of Levine et al. 2020, https://arxiv.org/abs/2006.12467.
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import json
@@ -17,7 +16,9 @@ from typing import Any, NamedTuple
 import scipy.stats
 
 from jaxformers import config as configs
+from jaxformers import models
 from jaxformers.analysis.plotting import figures
+from jaxformers.analysis.tables import results
 from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table, plus_minus, spread
@@ -26,10 +27,10 @@ from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 SAME_SIZE = 0.1
 
 # Fields in which runs may differ and still be compared: sizes, learning rate,
-# and fields that do not change the numbers.
+# and fields that do not change the numbers. The share of the MLP and the
+# options of the embedding are compared apart.
 COMPARABLE_FIELDS = (
-  *configs.RESUMABLE_FIELDS,
-  "seed",
+  *results.FIELDS_OF_RUN,
   "log_steps",
   "checkpoint_steps",
   "model.num_layers",
@@ -81,22 +82,40 @@ class Point(NamedTuple):
     return spread(self.losses.values())[1]
 
 
+def _compared(run: Result) -> dict[str, Any]:
+  """Returns the fields in which runs must agree, and digests of the data."""
+  flat = configs.flatten(models.resolve_defaults(run["config"]))
+  fields = {
+    k: v for k, v in flat.items() if not k.startswith(COMPARABLE_FIELDS)
+  }
+  if "model.block.mlp_dim" in flat:
+    share = flat["model.block.mlp_dim"] / flat["model.d_model"]
+    fields["mlp_dim / d_model"] = round(share, 3)
+  task = run["task_description"].items()
+  return fields | {f"data of {key}": value for key, value in task}
+
+
 def _check_comparable(runs: Sequence[Result]) -> None:
   """Raises UserError if runs differ in more than sizes and learning rate."""
-  values = collections.defaultdict(set)
+  fields: list[dict[str, Any]] = []
+  # Embeddings follow from the width: compare those of one depth and width.
+  values: dict[str, set[str]] = {}
   for run in runs:
     if run.get("metric") != "perplexity":
       raise UserError(
         f"A run of {run['task']} has no loss per token. Give runs of language "
         "models."
       )
-    # Compare configs field by field, and the data by their digests.
-    task = run["task_description"].items()
-    fields = configs.flatten(run["config"])
-    fields |= {f"data of {key}": value for key, value in task}
-    for key, value in fields.items():
-      if not key.startswith(COMPARABLE_FIELDS):
-        values[key].add(json.dumps(value, sort_keys=True))
+    fields.append(_compared(run))
+    key = f"embedding of {results.describe_size(run)}"
+    embedding = run["config"]["model"].get("embedding", {})
+    values.setdefault(key, set()).add(json.dumps(embedding, sort_keys=True))
+  # Compare configs field by field, also where a run leaves one at its default.
+  for key in dict.fromkeys(key for of_run in fields for key in of_run):
+    values[key] = {
+      json.dumps(of_run[key], sort_keys=True) if key in of_run else "not set"
+      for of_run in fields
+    }
   # List the fields that differ, with their values.
   differing = [
     f"\n  {key}: {', '.join(sorted(texts))}"
@@ -120,8 +139,8 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
     Points sorted by depth and width.
 
   Raises:
-    UserError: if a run is not of a language model, or if runs differ in more
-      than sizes, seed and learning rate.
+    UserError: if a run is not of a language model, if runs differ in more than
+      sizes, seed and learning rate, or if two agree in all of these.
   """
   runs = list(runs)
   _check_comparable(runs)
@@ -131,7 +150,13 @@ def select_points(runs: Iterable[Result]) -> list[Point]:
     model = run["config"]["model"]
     shape = (model["num_layers"], model["d_model"])
     rate = run["config"]["schedule"]["learning_rate"]
-    grid.setdefault(shape, {}).setdefault(rate, {})[run["seed"]] = run
+    seeds = grid.setdefault(shape, {}).setdefault(rate, {})
+    if seeds.get(run["seed"], run) != run:
+      raise UserError(
+        f"Two runs have {results.describe_size(run)}, the learning rate "
+        f"{rate:g} and the seed {run['seed']}: give one of them."
+      )
+    seeds[run["seed"]] = run
   return [_select_point(*shape, rates) for shape, rates in sorted(grid.items())]
 
 

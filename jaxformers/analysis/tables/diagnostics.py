@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxformers import config as configs
 from jaxformers.analysis.tables import results
 from jaxformers.analysis.tables.results import Result
 from jaxformers.foundations.tables import markdown_table
@@ -212,27 +214,56 @@ def cell(runs: Sequence[Result]) -> str:
 Cells = dict[str, list[Result]]  # Runs of the seeds, by column.
 
 
+def _agreements(config: Mapping[str, Any]) -> dict[str, str]:
+  """Returns what the runs of a row of the matrix have in common.
+
+  These are options of the model, except for sizes and positions, which depend
+  on the task; and within a task and protocol all options of the model, the
+  optimiser and the learning rate.
+  """
+  task, flat = config["task"], configs.flatten(config)
+  model = {k: v for k, v in flat.items() if k.startswith("model.")}
+  by_task = ("d_model", "positions", "rotary", *results.DERIVED_OPTIONS)
+  shared = {k: v for k, v in model.items() if not k.endswith(by_task)}
+  fields = ("optimizer.", "schedule.learning_rate", "batch_size")
+  training = {k: v for k, v in flat.items() if k.startswith(fields)}
+  protocol = task.get("protocol", "jaxformers")
+  return {
+    "": json.dumps(shared, sort_keys=True),
+    f"{task['name']}, {protocol}": json.dumps(model | training, sort_keys=True),
+  }
+
+
 def rows_of(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
   """Returns the rows of the matrix: the name of an encoder, and its runs.
 
-  Recipes of one encoder that differ in other fields have a row each.
+  Recipes of one encoder that differ in other fields have a row each. Recipes of
+  different tasks share a row if their models differ only in width and
+  positions.
 
   Args:
     finished: contents of `results.json`; runs of other tasks are ignored.
   """
   rows: list[tuple[str, Cells]] = []
+  common: list[dict[str, str]] = []
   for seeds in results.by_seed(finished):
     runs = list(seeds.values())
     if runs[0]["task"] not in METRICS or not runs[0].get("by_length"):
       continue
-    name, column = row_name(runs[0]["config"]), column_name(runs[0])
-    # Find a row of this encoder whose cell is free, or add one.
-    free = (cells for row, cells in rows if row == name and column not in cells)
-    cells = next(free, None)
-    if cells is None:
-      cells = {}
+    config = runs[0]["config"]
+    name, column = row_name(config), column_name(runs[0])
+    wanted = _agreements(config)
+    # Find a row of this encoder that agrees and whose cell is free, or add one.
+    for (row, cells), agreed in zip(rows, common, strict=True):
+      agrees = all(agreed.get(k, text) == text for k, text in wanted.items())
+      if row == name and agrees and column not in cells:
+        break
+    else:
+      cells, agreed = {}, {}
       rows.append((name, cells))
+      common.append(agreed)
     cells[column] = runs
+    agreed.update(wanted)
   return rows
 
 
@@ -313,25 +344,35 @@ def _mad_row(config: Mapping[str, Any]) -> str:
 def mad_scores(finished: Sequence[Result]) -> str:
   """Returns MAD's scores as a Markdown table; "" without runs of MAD.
 
-  For each setting of a problem the best accuracy counts, over the learning
-  rates and weight decays; a training with several seeds has their mean. The
-  score of a problem is the mean over its settings, and MAD's score the mean
-  over the six problems. Runs of other settings or protocols are left out.
+  For each setting of a problem the best test accuracy counts, over the learning
+  rates and weight decays; a training with several seeds has their mean. Models
+  that differ in other options have a row each, with a number. The score of a
+  problem is the mean over its settings, and MAD's score the mean over the six
+  problems. Runs of other settings or protocols are left out.
 
   Source: Poli et al. 2024, https://arxiv.org/abs/2403.17844, section 3.
 
   Args:
     finished: contents of `results.json`; runs of other tasks are ignored.
   """
-  # Best accuracy by encoder, problem and setting.
+  # Best accuracy by encoder, problem and setting; and models by their name.
   best: dict[str, dict[str, dict[int, float]]] = {}
+  models: dict[str, list[str]] = {}
   for seeds in results.by_seed(r for r in finished if r["task"] == "mad"):
     runs = list(seeds.values())
     config = runs[0]["config"]
     number = _mad_setting(config["task"])
     if number is None:
       continue
-    problems = best.setdefault(_mad_row(config), {})
+    name = _mad_row(config)
+    # Compression has another head, so heads are not compared.
+    model = json.dumps({**config["model"], "head": {}}, sort_keys=True)
+    of_name = models.setdefault(name, [])
+    if model not in of_name:
+      of_name.append(model)
+    place = of_name.index(model)
+    name += f" [{place + 1}]" * (place > 0)
+    problems = best.setdefault(name, {})
     settings = problems.setdefault(config["task"]["problem"], {})
     score = 100 * statistics.mean(run["accuracy"] for run in runs)
     settings[number] = max(score, settings.get(number, 0.0))
@@ -356,7 +397,8 @@ def mad_scores(finished: Sequence[Result]) -> str:
     lines.append(line)
   description = (
     "MAD: accuracy in percent, the mean over the settings of a problem of the "
-    "best training. Brackets count settings if some have no run."
+    "training with the best test accuracy. Brackets count settings if some "
+    "have no run."
   )
   header = ("encoder", *mad.FIRST, "mean")
   return f"{description}\n\n{markdown_table(header, lines)}"

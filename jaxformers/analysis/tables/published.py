@@ -41,17 +41,18 @@ class Score(NamedTuple):
   ) -> tuple[float, float]:
     """Returns our mean minus the paper's, absolute and in standard errors.
 
-    The variance has three parts: the variance of the mean over our seeds (if
-    there are several), the variance of the mean over the paper's `RUNS` runs,
-    and the binomial variance of both accuracies over the test examples. The
-    difference in standard errors is NaN if the variance is 0.
+    The variance has three parts: the variance of the mean over our seeds, the
+    variance of the mean over the paper's `RUNS` runs, and the binomial variance
+    of both accuracies over the test examples. A single seed of ours has the
+    paper's deviation. The difference in standard errors is NaN if the variance
+    is 0.
 
     Args:
       printed: the paper's number.
       deviation: the paper's deviation over its runs; 0 if it prints none.
     """
-    variance = self.deviation**2 / self.seeds if self.seeds > 1 else 0.0
-    variance += deviation**2 / RUNS
+    ours = self.deviation if self.seeds > 1 else deviation
+    variance = ours**2 / self.seeds + deviation**2 / RUNS
     # Binomial variance of an accuracy p in percent: p (100 - p) / examples.
     if self.examples:
       shares = sum(p * (100 - p) for p in (self.mean, printed))
@@ -68,6 +69,7 @@ class Row(NamedTuple):
     label: layers, width and protocol of our runs; "" without runs.
     theirs: the paper's numbers, by title of the column; {} without numbers.
     ours: our scores, by title of the column.
+    recipes: recipe of our runs, by task.
     deviations: the paper's deviations, by title of the column; {} without
       deviations.
   """
@@ -76,7 +78,16 @@ class Row(NamedTuple):
   label: str
   theirs: Mapping[str, float]
   ours: dict[str, Score]
+  recipes: dict[str, str]
   deviations: Mapping[str, float] = {}
+
+  def takes(self, column: Column, recipe: str) -> bool:
+    """Returns True if a recipe can fill a column of this row.
+
+    All columns of one task have the same recipe.
+    """
+    is_free = column.title not in self.ours
+    return is_free and self.recipes.get(column.task, recipe) == recipe
 
 
 class Filled(NamedTuple):
@@ -257,8 +268,9 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
   """Returns a table with the paper's rows, followed by our other models.
 
   Each of our recipes is a row. Recipes of different tasks share a row if their
-  layers, width and protocol agree. Under the protocol "lra", in which sizes
-  depend on the task, recipes share a row if the protocol agrees.
+  layers, width and protocol agree, in the order of the runs. Under the protocol
+  "lra", in which sizes depend on the task, recipes share a row if the protocol
+  agrees.
 
   Args:
     table: published table.
@@ -281,11 +293,13 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
         label = f"{SIZES_BY_TASK}'s sizes, {SIZES_BY_TASK}"
       of_model = rows.setdefault(name, [])
       # A second recipe with the same label gets a new row.
-      free = (r for r in of_model if r.label == label)
-      row = next((r for r in free if column.title not in r.ours), None)
+      recipe = results.recipe(first)
+      alike = (r for r in of_model if r.label == label)
+      row = next((r for r in alike if r.takes(column, recipe)), None)
       if row is None:
-        row = Row(name, label, {}, {})
+        row = Row(name, label, {}, {}, {})
         of_model.append(row)
+      row.recipes[column.task] = recipe
       row.ours[column.title] = Score(
         *spread([column.scale * score.value for score in scores]),
         len(scores),
@@ -299,7 +313,7 @@ def fill(table: Table, runs: Sequence[Result]) -> Filled:
     theirs = {c.title: value for c, value in numbers if value is not None}
     titles = [column.title for column in table.columns]
     spreads = dict(zip(titles, table.deviations.get(name, ()), strict=False))
-    ours = of_model or [Row(name, "", {}, {})]
+    ours = of_model or [Row(name, "", {}, {}, {})]
     filled += [row._replace(theirs=theirs, deviations=spreads) for row in ours]
   return Filled(table, filled)
 
@@ -344,15 +358,21 @@ def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
   return printed, text
 
 
-def _average(row: Row, table: Table) -> tuple[str, str]:
-  """Returns the paper's and our mean over all columns, "" if one is missing."""
+def _average(row: Row, filled: Filled) -> tuple[str, str]:
+  """Returns the paper's and our mean over all columns, "" if one is missing.
+
+  Ours is "", too, if rows share the label: any of their recipes could belong
+  together.
+  """
+  table = filled.table
+  alike = [r for r in filled.rows if (r.name, r.label) == (row.name, row.label)]
   titles = [column.title for column in table.columns]
   theirs = [row.theirs[title] for title in titles if title in row.theirs]
   ours = [row.ours[title] for title in titles if title in row.ours]
   printed, mean = "", ""
   if len(theirs) == len(titles):
     printed = f"{sum(theirs) / len(titles):.1f}"
-  if len(ours) == len(titles):
+  if len(ours) == len(titles) and len(alike) == 1:
     mean = f"{sum(score.mean for score in ours) / len(titles):.1f}"
     mean += " *" if any(score.mismatch for score in ours) else ""
   return printed, mean
@@ -368,7 +388,7 @@ def _lines(filled: Filled, plus: str) -> list[list[str]]:
   for row in filled.rows:
     cells = [c for column in table.columns for c in _cells(row, column, plus)]
     if table.has_average:
-      cells += _average(row, table)
+      cells += _average(row, filled)
     lines.append([row.name, row.label, *cells])
   return lines
 

@@ -45,10 +45,15 @@ FORMATS = {
   "train s": "{:.0f}",
 }
 LOWER_IS_BETTER = ("perplexity", "error")
+# Fields in which the runs of a recipe may differ. Imported code may define the
+# model, so it is the same in all of them.
+FIELDS_OF_RUN = tuple(
+  name for name in (*configs.RESUMABLE_FIELDS, "seed") if name != "imports"
+)
 # Fields that a label never names, because they do not describe the model.
-UNLABELLED_FIELDS = (*configs.RESUMABLE_FIELDS, "reference.", "seed")
+UNLABELLED_FIELDS = (*FIELDS_OF_RUN, "reference.")
 SIZES = ("num_layers", "d_model")
-# Options that are derived from the sizes.
+# Options that are usually derived from the sizes.
 DERIVED_OPTIONS = ("mlp_dim", "scale", "init_std")
 # Titles of the metrics in a table; shares are in percent.
 TITLES = {
@@ -78,12 +83,15 @@ def files(folder: Path, name: str) -> list[Path]:
 def read_runs(folders: Iterable[Path]) -> list[dict[str, Any]]:
   """Returns the contents of each `results.json` in folders and subfolders.
 
-  A file that cannot be read is skipped, and reported on stderr with the reason.
+  A file that cannot be read, or that has the recipe and the seed of an earlier
+  one, is skipped, and reported on stderr with the reason.
 
   Raises:
     UserError: if no file can be read. The message lists the reasons.
   """
-  results, problems = [], []
+  results: list[dict[str, Any]] = []
+  problems: list[str] = []
+  paths_by_run: dict[tuple[str, int], Path] = {}
   for folder in folders:
     # Note a folder without results, and read the other folders.
     paths = files(folder, "results.json")
@@ -94,7 +102,12 @@ def read_runs(folders: Iterable[Path]) -> list[dict[str, Any]]:
       )
     for path in paths:
       try:
-        results.append(workdirs.read_all_scores(path.parent))
+        result = workdirs.read_all_scores(path.parent)
+        key = (recipe(result), result["seed"])
+        first = paths_by_run.setdefault(key, path.resolve())
+        if first != path.resolve():
+          raise UserError(f"{path}: {first} has the same recipe and seed.")
+        results.append(result)
         # Keep a result with a damaged best checkpoint, but print a note.
         if "damaged_best_step" in results[-1]:
           note = describe_damage(results[-1])
@@ -120,8 +133,7 @@ def recipe(result: Result) -> str:
   """Returns the fields in which all runs of a recipe agree, as JSON."""
   flat = configs.flatten(result["config"])
   # Drop the seed, and fields that do not change the numbers.
-  left_out = (*configs.RESUMABLE_FIELDS, "seed")
-  fixed = {key: value for key, value in flat.items() if key not in left_out}
+  fixed = {key: flat[key] for key in flat if key not in FIELDS_OF_RUN}
   # Ignore the seed in the path of the pre-trained weights: each seed may start
   # from the pre-training run with the same seed.
   folder_of_seed = rf"/seed_{flat.get('seed')}(?=/|$)"
@@ -134,11 +146,11 @@ def recipe(result: Result) -> str:
 def by_seed(runs: Iterable[Result]) -> list[dict[int, Result]]:
   """Returns the runs of each recipe, by seed.
 
-  If a recipe has several runs with the same seed, the last one counts.
+  If a recipe has several runs with the same seed, the first one counts.
   """
   groups: dict[str, dict[int, Result]] = {}
   for run in runs:
-    groups.setdefault(recipe(run), {})[run["seed"]] = run
+    groups.setdefault(recipe(run), {}).setdefault(run["seed"], run)
   return list(groups.values())
 
 
@@ -147,15 +159,15 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
 
   Args:
     results: contents of `results.json`. Runs that differ in their data, or in a
-      field other than the seed and `RESUMABLE_FIELDS`, have separate rows. A
-      seed that occurs twice counts once.
+      field outside of `FIELDS_OF_RUN`, have separate rows. A seed that occurs
+      twice counts once.
 
   Returns:
     Rows with the fields of `COLUMNS`, and with `metric`, `batch_size`, `data`
     and `by_length`, the scores of `BY_LENGTH` by metric and length. A score is
     (mean, sample standard deviation), in percent for shares. The deviation of a
     single seed is NaN. `data` is the digest of the data, or "" if it is
-    unknown.
+    unknown. The training time is None if the hardware differs.
   """
   # Group the runs by recipe, and describe how the recipes differ.
   rows: list[dict[str, Any]] = []
@@ -184,7 +196,9 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
         "x Transformer": first["parameter_ratio"],
         "trivial": {k: scale * v for k, v in first["baselines"].items()},
         "chosen on": first["selection"],
-        "train s": statistics.mean(run["train_seconds"] for run in runs),
+        "train s": statistics.mean(run["train_seconds"] for run in runs)
+        if len(on_hardware_of_first(runs)) == len(runs)
+        else None,
         "by_length": _scores_by_length(runs),
       }
     )
@@ -198,6 +212,12 @@ def summarise(results: Sequence[Result]) -> list[dict[str, Any]]:
     if len(data_by_task[row["task"], row["protocol"]]) > 1 and row["data"]:
       row["protocol"] += f", data {row['data'][:6]}"
   return sorted(rows, key=lambda row: (row["task"], row["model"]))
+
+
+def on_hardware_of_first(runs: Sequence[Result]) -> list[Result]:
+  """Returns the runs with the same hardware as the first one."""
+  wanted = runs[0].get("hardware")
+  return [run for run in runs if run.get("hardware") == wanted]
 
 
 def _scores_by_length(
@@ -238,6 +258,21 @@ def differing_keys(
   return [k for k in config if len({str(o.get(k)) for o in others}) > 1]
 
 
+def follows_sizes(key: str, fields: Sequence[Mapping[str, Any]]) -> bool:
+  """Returns True for a derived option with one value for equal `SIZES`.
+
+  Args:
+    key: dotted name of the option.
+    fields: flat configs of runs of one task and model.
+  """
+  by_size: dict[tuple[Any, ...], set[str]] = {}
+  for config in fields:
+    size = tuple(config.get(f"model.{name}") for name in SIZES)
+    by_size.setdefault(size, set()).add(str(config.get(key)))
+  is_derived = key.rpartition(".")[2] in DERIVED_OPTIONS
+  return is_derived and all(len(values) == 1 for values in by_size.values())
+
+
 def assignments(config: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
   """Returns "name=value" for each field, with the last part of its name."""
   return [f"{key.rpartition('.')[2]}={config[key]}" for key in keys]
@@ -263,7 +298,7 @@ def _describe_settings(results: Sequence[Result]) -> list[str]:
     keys = [
       key
       for key in differing_keys(config, others)
-      if key not in apart and key.rpartition(".")[2] not in DERIVED_OPTIONS
+      if key not in apart and not follows_sizes(key, others)
     ]
     # Name at most three fields, beginning with fields of the model.
     keys.sort(key=lambda key: (not key.startswith("model."), key))

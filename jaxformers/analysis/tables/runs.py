@@ -314,7 +314,9 @@ def _other_options(
   keys = [
     key
     for key in sorted(tables.differing_keys(config, others))
-    if key.rpartition(".")[2] not in (*SIZES, *tables.DERIVED_OPTIONS)
+    if not (
+      key.rpartition(".")[2] in SIZES or tables.follows_sizes(key, others)
+    )
     or (key.endswith(".dropout_rate") and not rates)
   ]
   return "".join(f", {text}" for text in tables.assignments(config, keys))

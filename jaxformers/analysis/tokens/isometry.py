@@ -47,10 +47,11 @@ class Spectrum(NamedTuple):
 
   def quantiles(self, levels: np.ndarray) -> np.ndarray:
     """Returns the quantiles of the distribution at `levels`, [levels]."""
-    shares = np.cumsum(self.weights)
+    shares, levels = np.cumsum(self.weights), np.asarray(levels)
     # Rounding may leave the last share below 1.
-    places = np.searchsorted(shares, np.asarray(levels) * shares[-1] - 1e-9)
-    return self.values[places]
+    places = np.searchsorted(shares, levels * shares[-1] - 1e-9)
+    # The greatest value may have a smaller weight than this.
+    return np.where(levels < 1, self.values[places], self.values[-1])
 
   def root_mean_square(self) -> float:
     """Returns the root mean square of the factor of a random perturbation."""

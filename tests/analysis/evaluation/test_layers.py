@@ -46,6 +46,21 @@ def build(name, alpha=None):
   return model, params
 
 
+@pytest.mark.slow
+def test_share_of_finite_entropies_weights_samples_equally(monkeypatch):
+  """Two of the five samples have too few tokens."""
+  monkeypatch.setattr(
+    layers.entropy, "summary", lambda x: 3 * [x.entropy.mean() % 1]
+  )
+  model, params = build("transformer")
+  in_parts, at_once = (
+    layers.measure_layers(model, params, IDS, batch_size=size, axis="tokens")
+    for size in (2, 5)
+  )
+  assert np.isfinite(at_once.entropy[0]).sum() == 3
+  np.testing.assert_allclose(in_parts.finite, at_once.finite, atol=1e-4)
+
+
 @pytest.mark.parametrize("axis", ["units", "tokens"])
 @pytest.mark.slow
 def test_measure_layers_entropy_is_that_of_scipy_for_every_sample(axis):

@@ -120,12 +120,17 @@ def test_imagenet_c_is_read_folder_by_folder(run, tmp_path):
   # A zip that macOS has packed has such a mirror of its folders.
   files |= {f"__MACOSX/{name}/1/n00/._a.JPEG": b"\0\5" for name in r.ALEXNET}
   root = write_folder(tmp_path / "c", files)
+  # The authors' fifth archive has further corruptions.
+  write_folder(root / "extra", {"saturate/1/n00/a.JPEG": jpeg(240)})
+  assert r.count_images(root, "imagenet_c") == 2
   scores = r.imagenet_c(run, root)
   assert scores["errors"]["fog"] == [0, 0, 0, 0.5, 0.5]
   want = 100 * np.mean([0.2 / error for error in r.ALEXNET.values()])
   assert scores["mce"] == pytest.approx(want)
-  for path in (root / "fog" / "5").rglob("*.JPEG"):
+  for path in (root / "fog" / "5").rglob("a.JPEG"):
     path.unlink()
+  with pytest.raises(ValueError, match="fog/5 has 1 images.*has 2"):
+    r.imagenet_c(run, root)
   (root / "snow" / "2").rename(root / "snow" / "6")
   with pytest.raises(ValueError, match="snow/2.*mCE"):
     r.imagenet_c(run, root)

@@ -48,9 +48,10 @@ def test_sizes_figure_draws_scores_against_varied_sizes():
 
 
 def test_scores_over_the_state_have_a_line_for_each_encoder():
-  def one(model, width, state, accuracy):
+  def one(model, width, state, accuracy, rate=0.1):
     config = {
       "seed": 0,
+      "schedule": {"learning_rate": rate},
       "task": {"name": "recall", "problem": "mqar"},
       "model": {"name": model, "num_layers": 2, "d_model": width},
     }
@@ -72,6 +73,16 @@ def test_scores_over_the_state_have_a_line_for_each_encoder():
     ("mamba, mqar", 2_048, 75.0),
   ]
   assert overview.by_state(group_by_recipe(made[:1])) is None
+  # Learning rates are no seeds.
+  made.append(one("mamba", 16, 1_024, 0.0, rate=10.0))
+  figure = overview.by_state(group_by_recipe(made))
+  rows = {(row[0], *row[3:]) for row in figure.rows if row[2] == "accuracy"}
+  assert rows == {
+    ("s5, mqar", 512, 25.0),
+    ("mamba, mqar: mamba, d_model=16, learning_rate=0.1", 1_024, 50.0),
+    ("mamba, mqar: mamba, d_model=16, learning_rate=10.0", 1_024, 0.0),
+    ("mamba, mqar", 2_048, 75.0),
+  }
 
 
 def test_scores_over_minutes_have_the_mean_time_of_the_seeds(tmp_path):
@@ -100,7 +111,8 @@ def test_scores_over_minutes_have_the_mean_time_of_the_seeds(tmp_path):
 @pytest.mark.slow
 def test_speeds_are_medians_of_logged_steps(tmp_path):
   runs = []
-  for seed, rates in enumerate(((1.0, 9.0), (5.0,))):
+  # The last run is on other hardware.
+  for seed, rates in enumerate(((1.0, 9.0), (5.0,), (1e6,))):
     folder = tmp_path / f"{seed}"
     folder.mkdir()
     scalars = [{"validation/loss": 2.0}]
@@ -108,7 +120,7 @@ def test_speeds_are_medians_of_logged_steps(tmp_path):
     text = "".join(workdirs.metrics_line(1, line) for line in scalars)
     (folder / "metrics.jsonl").write_text(text + '{"cut sh')
     config = {"seed": seed, "task": {"name": "t"}, "model": {"name": "m"}}
-    hardware = {"devices": 2, "device_kind": "cpu"}
+    hardware = {"devices": 2, "device_kind": "gpu" if seed == 2 else "cpu"}
     ended = {"parameters": 1_234, "parameter_ratio": 0.5, "hardware": hardware}
     runs.append(RunRecord(folder, config, ended))
   (group,) = group_by_recipe(runs)

@@ -128,6 +128,22 @@ def test_select_points_refuses_runs_of_different_fields():
   other["task_description"]["data"] = {"test": "4567"}
   with pytest.raises(ValueError, match="data: .*0123.*4567"):
     depth.select_points([*grid(), other])
+  # A field that the others leave at its default, and other kinds of models.
+  other = run(24, 64, 0, 5.0)
+  other["config"]["model"]["block"] = {"streams": 4}
+  with pytest.raises(ValueError, match="block.streams: 4, not set"):
+    depth.select_points([*grid(), other])
+  runs = [run(24, 64, 0, 5.0), run(24, 128, 0, 5.0)]
+  for result in runs:
+    result["config"]["model"]["block"] = {"mlp_dim": 256}
+  with pytest.raises(ValueError, match="mlp_dim / d_model: 2.0, 4.0"):
+    depth.select_points(runs)
+  runs = [run(24, 64, seed, 5.0) for seed in (0, 1)]
+  runs[0]["config"]["model"]["embedding"] = {"scale": 8.0}
+  with pytest.raises(ValueError, match="embedding of L=24 d=64"):
+    depth.select_points(runs)
+  with pytest.raises(ValueError, match="L=24 d=64.*0.001.*seed 0"):
+    depth.select_points([run(24, 64, 0, 5.0), run(24, 64, 0, 4.0)])
   with pytest.raises(ValueError, match="listops.*loss per token"):
     depth.select_points([{"task": "listops", "metric": "accuracy"}])
 

@@ -111,6 +111,25 @@ def test_recipes_that_differ_have_separate_rows():
   text = diagnostics.matrix(finished)
   assert text.count("| 100; 50; cannot |") == 2
   assert text.count("| 100; 25; cannot |") == 1
+  # Nor do two problems mix the recipes, in any order.
+  finished = [
+    run(0, "mamba", problem, {8: share}, num_layers=layers)
+    for problem, layers, share in [
+      ("Z2", 1, 0.1),
+      ("A5", 8, 0.9),
+      ("A5", 1, 0.2),
+      ("Z2", 8, 0.8),
+    ]
+  ]
+  text = diagnostics.matrix(finished)
+  assert "| 10; cannot | 20; cannot |" in text
+  assert "| 80; cannot | 90; cannot |" in text
+  # Width and positions depend on the task.
+  finished = [
+    run(0, "mamba", "Z2", {8: 0.1}, d_model=32),
+    run(0, "mamba", "mqar", {8: 0}, task="recall", d_model=64),
+  ]
+  assert "| 10; cannot | 100; unknown |" in diagnostics.matrix(finished)
 
 
 @pytest.mark.slow
@@ -172,6 +191,14 @@ def test_mad_takes_the_best_training_of_each_setting():
   assert (
     "| mamba, 2 x 128, 200 epochs |  |  |  |  | 50.0 (1 of 11) |  |  |" in lines
   )
+  # Only learning rate and weight decay are chosen.
+  finished = [
+    mad_run("s5", "compression", share, fields={"mixer": {"state_size": size}})
+    for size, share in ((4, 0.4), (256, 0.9))
+  ]
+  text = diagnostics.mad_scores(finished)
+  assert "| s5, 2 x 128, 200 epochs |  |  |  |  | 40.0 (1 of 11) |" in text
+  assert "| s5, 2 x 128, 200 epochs [2] |  |  |  |  | 90.0 (1 of 11)" in text
   assert diagnostics.mad_scores([]) == ""
 
 

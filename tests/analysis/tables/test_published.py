@@ -61,7 +61,7 @@ def scored(command, scores, examples=10, step=1, split="test", **how):
 )
 def test_table_averages_are_those_of_the_papers(table, averages):
   filled = p.fill(table, [])
-  found = {row.name: p._average(row, table)[0] for row in filled.rows}
+  found = {row.name: p._average(row, filled)[0] for row in filled.rows}
   assert averages == {name: float(found[name]) for name in averages}
 
 
@@ -77,7 +77,11 @@ def test_score_difference_is_in_standard_errors_of_seeds_and_examples():
   )
   # A perplexity has the spread of seeds alone.
   assert p.Score(30.0, 0.3, 9, 0).difference(31.0)[1] == pytest.approx(-10)
-  assert math.isnan(p.Score(30.0, math.nan, 1, 0).difference(31.0)[1])
+  one_run = p.Score(30.0, math.nan, 1, 0)
+  assert math.isnan(one_run.difference(31.0)[1])
+  # One run varies as the paper's runs do, and its mean is over five.
+  want = -1 / (0.5 * math.sqrt(1 + 1 / 5))
+  assert one_run.difference(31.0, 0.5)[1] == pytest.approx(want)
 
 
 def test_fill_keeps_published_rows_with_ours_beside_them():
@@ -130,7 +134,7 @@ def test_fill_puts_all_tasks_of_a_model_in_one_row():
   (row,) = [row for row in filled.rows if row.name == "skyformer"]
   assert len(row.ours) == 5
   assert p.notes(filled) == []
-  assert p._average(row, filled.table) == ("59.4", "50.0")
+  assert p._average(row, filled) == ("59.4", "50.0")
   # Under LRA's protocol a model has other sizes on every task.
   runs = [
     run(task, "local", 0, 0.5, d_model=32 * k, protocol="lra")
@@ -143,7 +147,34 @@ def test_fill_puts_all_tasks_of_a_model_in_one_row():
   runs[0]["examples"] = 10
   filled = p.fill(papers.LRA, runs)
   (row,) = [row for row in filled.rows if row.name == "local"]
-  assert p._average(row, filled.table)[1] == "50.0 *"
+  assert p._average(row, filled)[1] == "50.0 *"
+
+
+def test_fill_mixes_no_recipes_of_one_task():
+  first, second = (
+    run("language", "transformer", 0, 0, batch_size=size) for size in (1, 2)
+  )
+  for result, perplexities in ((first, [34.0]), (second, [52.0, 50.0])):
+    splits = zip(("test", "validation"), perplexities, strict=False)
+    result["scores"] = [
+      scored("perplexity", {"perplexity": p}, split=split, stride=1)
+      for split, p in splits
+    ]
+    del result["accuracy"]
+  filled = p.fill(papers.NEUTRENO_3, [first, second])
+  ours = [
+    sorted(score.mean for score in row.ours.values())
+    for row in filled.rows
+    if row.ours
+  ]
+  assert ours == [[50.0, 52.0], [34.0]] or ours == [[34.0], [50.0, 52.0]]
+  # The recipes of several tasks may belong together in several ways.
+  long = ("listops", "text", "retrieval", "image", "pathfinder")
+  runs = [run(task, "skyformer", 0, 0.5) for task in long]
+  runs += [run(task, "skyformer", 0, 0.6, batch_size=2) for task in long]
+  filled = p.fill(papers.TRANSJECT_2, runs)
+  rows = [row for row in filled.rows if row.name == "skyformer"]
+  assert [p._average(row, filled) for row in rows] == 2 * [("59.4", "")]
 
 
 @pytest.mark.parametrize(
@@ -303,11 +334,11 @@ def test_score_of_adjacent_windows_is_marked_beside_stride_1():
   ]
   score = score_of(papers.NEUTRENO_3, [result], "neutreno", valid)
   assert (score.mean, score.mismatch) == (33, "")
-  # The printed deviation of five runs counts: 0.08.
+  # The printed deviation of five runs counts for their mean and for our run.
   gap, errors = score.difference(32.6, 0.08)
-  assert errors == pytest.approx(gap / (0.08 / 5**0.5))
+  assert errors == pytest.approx(gap / (0.08 * (1 + 1 / 5) ** 0.5))
   text = p.markdown(p.fill(papers.NEUTRENO_3, [result]))
-  assert "| 32.60 +- 0.08 | 33.0 (+0.4, 11.2 s.e.) |" in text
+  assert "| 32.60 +- 0.08 | 33.0 (+0.4, 4.6 s.e.) |" in text
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from jaxformers.commands import results as results_command
 from jaxformers.foundations import workdirs
 from tests import results as made
 
+MODEL = {"name": "transject", "num_layers": 2, "d_model": 32}
+
 
 def write(folder, seed, accuracy, **config):
   folder.mkdir(parents=True)
-  model = {"name": "transject", "num_layers": 2, "d_model": 32}
   content = made.make(
-    {"seed": seed, "task": {}, "model": model} | config,
+    {"seed": seed, "task": {}, "model": MODEL} | config,
     seed=seed,
     accuracy=accuracy,
     max_len=1999,
@@ -55,13 +56,51 @@ def test_results_markdown_has_a_table_for_every_metric(tmp_path):
   assert "unigram 654.2" in second
 
 
-def test_summarise_counts_a_seed_once(tmp_path):
-  for name in ("a", "b"):
-    write(tmp_path / name, 0, 0.3)
-  (row,) = results.summarise(
-    results.read_runs([tmp_path / "a", tmp_path / "b"])
-  )
+def test_summarise_counts_a_seed_once(tmp_path, capsys):
+  for name, accuracy in (("a", 0.3), ("b", 0.9)):
+    write(tmp_path / name, 0, accuracy)
+  folders = [tmp_path / name for name in ("a", "a", "b")]
+  (row,) = results.summarise(results.read_runs(folders))
   assert row["seeds"] == "0"
+  assert row["score"][0] == pytest.approx(30)
+  (note,) = capsys.readouterr().err.splitlines()
+  assert note.startswith(f"Left out: {tmp_path / 'b'}")
+  assert f"{tmp_path / 'a'}" in note and "same recipe and seed" in note
+
+
+def test_summarise_averages_only_what_is_alike(tmp_path):
+  """Imported code may be another model; hardware has another speed."""
+  for seed, name in enumerate(("v1", "v2")):
+    write(tmp_path / name, seed, 0.3, imports=name)
+  rows = results.summarise(results.read_runs([tmp_path]))
+  assert [row["seeds"] for row in rows] == ["0", "1"]
+  alike = [made.make({"seed": s, "model": MODEL}, hardware="a") for s in (0, 1)]
+  (row,) = results.summarise(alike)
+  assert row["train s"] == 1
+  (row,) = results.summarise([alike[0], alike[1] | {"hardware": "b"}])
+  assert row["train s"] is None
+  assert results.markdown([row]).splitlines()[-1].endswith("| validation |  |")
+
+
+def test_settings_name_an_mlp_that_does_not_follow_the_width():
+  finished = [
+    made.make(
+      {
+        "seed": 0,
+        "task": {},
+        "model": MODEL | {"d_model": d, "block": {"mlp_dim": width}},
+      }
+    )
+    for d, width in ((64, 64), (64, 512), (128, 512))
+  ]
+  rows = results.summarise(finished)
+  assert [row["config"] for row in rows] == [
+    "L=2 d=64 mlp_dim=64",
+    "L=2 d=64 mlp_dim=512",
+    "L=2 d=128 mlp_dim=512",
+  ]
+  rows = results.summarise(finished[1:])
+  assert [row["config"] for row in rows] == ["L=2 d=64", "L=2 d=128"]
 
 
 def test_results_command_prints_a_table(tmp_path, capsys):

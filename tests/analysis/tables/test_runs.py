@@ -169,6 +169,27 @@ def test_by_size_separates_tasks_in_memory_of_one_name():
   assert all(line.startswith("arrays local, data ") for line in lines)
 
 
+def test_by_size_separates_options_that_do_not_follow_the_size():
+  def record(width, mlp_dim):
+    model = {"name": "transformer", "d_model": width}
+    model["block"] = {"mlp_dim": mlp_dim}
+    config = {"seed": 0, "task": {"name": "listops"}, "model": model}
+    return runs.RunRecord(Path(f"{width}_{mlp_dim}"), config, {})
+
+  def lines(*records):
+    points = runs.by_size(runs.group_by_recipe(records))
+    return [(line, value) for line, _, value, _ in points]
+
+  assert lines(record(64, 128), record(128, 256)) == [
+    ("listops transformer ()", 64),
+    ("listops transformer ()", 128),
+  ]
+  assert lines(record(64, 64), record(64, 512), record(128, 512)) == [
+    ("listops transformer (), mlp_dim=512", 64),
+    ("listops transformer (), mlp_dim=512", 128),
+  ]
+
+
 def test_by_size_treats_heads_and_dropout_as_sizes():
   """Rates that differ together are a size; those that differ apart are not."""
 

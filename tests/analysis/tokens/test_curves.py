@@ -169,8 +169,16 @@ def test_smoothness_command_prints_tables_and_writes_csv(
       model=model, params=params, draw=lambda *_: {"inputs": ids}
     )
 
+  settings = []
   monkeypatch.setattr(states, "load", load)
+  monkeypatch.setattr(states, "record", lambda *_, **how: settings.append(how))
   with jax.enable_x64(False):
+    # A cut sample has another score, which does not replace the first one.
+    for length in (512, 9):
+      smoothness_command.main(["transject", f"--length={length}"])
+    first, second = settings
+    assert second == first | {"length": 9}
+    capsys.readouterr()
     seeded = tmp_path / "symmetric_transformer"
     for k in range(2):
       (seeded / f"seed_{k}").mkdir(parents=True)

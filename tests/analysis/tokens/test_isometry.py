@@ -84,6 +84,9 @@ def test_spectrum_quantiles_weight_values_by_their_share():
   levels = np.array([0, 0.4, 0.5, 0.94, 0.96, 1])
   np.testing.assert_array_equal(spectrum.quantiles(levels), [1, 1, 2, 2, 3, 3])
   assert spectrum.root_mean_square() == pytest.approx((0.45 + 2 + 0.45) ** 0.5)
+  # The greatest value counts whatever its weight.
+  rare = isometry.Spectrum(np.array([1.0, 5.0]), np.array([1 - 4e-10, 4e-10]))
+  np.testing.assert_array_equal(rare.quantiles(np.array([0.5, 1])), [1, 5])
 
 
 @pytest.mark.long
