@@ -165,9 +165,9 @@ def saved_schedule(
 def published(task: str, model: str) -> float | None:
   """Returns the accuracy of a model's own paper, or of LRA; None without any.
 
-  Retrieval has none, because its pairs are not LRA's.
+  Retrieval and Pathfinder have none: the pairs and the level are not LRA's.
   """
-  if task == "retrieval":
+  if task in ("retrieval", "pathfinder"):
     return None
   for table in PAPERS:
     for column, score in zip(

@@ -385,6 +385,7 @@ def test_diagnostics_writes_the_matrix_and_keeps_other_tables(
     ("image", "transformer", 42.44),
     ("text", "transject", 64.9),
     ("retrieval", "s5", None),
+    ("pathfinder", "s5", None),
     ("text", "mamba2", None),
   ],
 )
