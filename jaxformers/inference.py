@@ -794,6 +794,9 @@ class TrainedModel:
   ) -> list[Certificate]:
     """Certifies how far each input may change before its prediction can.
 
+    The certificate is of the model in float32. A model that computes in
+    bfloat16 rounds more, and may predict another class.
+
     Args:
       inputs: Texts or arrays.
       labels: Names or numbers of the right classes, [b]. An input with another
@@ -822,7 +825,9 @@ class TrainedModel:
     model = models.in_float32(self.model)
     # Numbers of the classes to certify, [b].
     if labels is None:
-      numbers = self._outputs(read).argmax(-1)
+      logits = certificates.Evaluation(model, self._params).logits
+      parts = [logits(part) for part in in_batches(padded, size)]
+      numbers = np.concatenate(parts)[: len(x)].argmax(-1)
     else:
       numbers = self._numbers(labels, len(x))
     # Largest number of tokens and largest radius of each input.

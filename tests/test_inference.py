@@ -1,5 +1,6 @@
 """Trained models in use, without their data and optimiser."""
 
+import dataclasses
 import gc
 import os
 import shutil
@@ -159,6 +160,16 @@ def test_certify_returns_the_greatest_radius_that_holds(isometric):
   for label in ("ten", 10, -1, 0.5):
     with pytest.raises(ValueError, match=f"{label!r} .*0, 1, 2"):
       isometric.certify(TEXTS[:1], [label])
+
+
+def test_certify_takes_the_class_of_the_model_in_float32(monkeypatch):
+  """One that computes in bfloat16 may predict another class."""
+  model = jf.load("zoo:text-certified")
+  half = dataclasses.replace(model.model.config, dtype="bfloat16")
+  want = model.certify(["a good film", "bad"])
+  model = dataclasses.replace(model, model=models.from_config(half))
+  monkeypatch.setattr(jf.TrainedModel, "_outputs", None)
+  assert model.certify(["a good film", "bad"]) == want
 
 
 def test_certify_and_generate_refuse_models_without_them(

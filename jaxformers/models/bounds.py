@@ -79,21 +79,24 @@ def head_kernels(
 
 # Reason for which certificates refuse other embeddings, for error messages.
 NOT_PLAIN = (
-  "with adaptive tables or a LayerNorm in the embedding, there is no bound on "
-  "how far a replacement moves a token: train with the plain embedding"
+  "with adaptive tables, a LayerNorm or a separator in the embedding, there is "
+  "no bound on how far a replacement moves tokens: train with the plain "
+  "embedding"
 )
 
 
 def has_plain_tokens(config: ModelConfig) -> bool:
   """Returns True if the vector of a token is a row of one embedding table.
 
-  Only then is there a bound on how far a replacement moves a token.
+  Only then is there a bound on how far a replacement moves a token. Without a
+  separator, it moves no other token.
 
   Args:
     config: config of a model with a vocabulary.
   """
   embedding = config.embedding
-  return not (embedding.get("cutoffs") or embedding.get("norm_epsilon"))
+  has_norm = embedding.get("cutoffs") or embedding.get("norm_epsilon")
+  return not (has_norm or config.separator)
 
 
 def token_table(model: Model, params: Any) -> jax.Array | None:

@@ -36,7 +36,8 @@ from jaxformers.models.variants import bounded_models
 BATCH = 50  # Number of examples in a batch.
 # Allowances for rounding in float32. ROUNDING is for the logits, relative to
 # the largest absolute logit. ENCODER_ROUNDING is for the encoder: the norm of
-# an equivalent perturbation of the embedded sequence, relative to its norm.
+# an equivalent perturbation of the embedded sequence, relative to the greatest
+# norm of the sequence between layers, which biases may make greater.
 ROUNDING, ENCODER_ROUNDING = 1e-5, 1e-6
 
 
@@ -131,12 +132,19 @@ class Evaluation:
     """Returns the mask of the tokens, bool [b, n]."""
     return np.asarray(self._model.mask(jnp.asarray(ids)))
 
-  def sizes(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the Frobenius norms of the embedded sequences, [b]."""
-    mask = self.mask(ids)
-    embedded = capture(self._model, self._variables, ids).hidden[0]
-    x = np.where(mask[..., None], np.asarray(embedded), 0)
-    return np.sqrt(np.square(x.astype(np.float64)).sum((1, 2)))
+  def sizes(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns norms of sequences: embedded, and the allowance for rounding.
+
+    Both are Frobenius norms, [b]. See `ENCODER_ROUNDING` for the allowance.
+    """
+    mask = self.mask(ids)[..., None]
+    norms = [
+      np.linalg.norm(np.where(mask, x, 0).astype(np.float64), axis=(1, 2))
+      for x in map(
+        np.asarray, capture(self._model, self._variables, ids).hidden
+      )
+    ]
+    return norms[0], ENCODER_ROUNDING * np.max(norms, 0)
 
 
 def certify(
@@ -213,8 +221,9 @@ def _certify_batch(
   # Bound the rounding of the encoder as a small perturbation.
   mask = evaluation.mask(ids)
   n = np.maximum(mask.sum(1), 1)
-  sizes, logits = evaluation.sizes(ids), evaluation.logits(ids)
-  rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
+  logits = evaluation.logits(ids)
+  sizes, allowance = evaluation.sizes(ids)
+  rounding = bound(perturbed(allowance, n), n)
 
   def holds(change: Change) -> np.ndarray:
     return is_certified(logits, labels, kernel, bound(change, n) + rounding)

@@ -21,6 +21,7 @@ from jaxformers.models import Model
 from jaxformers.models.blocks import invertible
 from jaxformers.models.blocks.invertible import InvertibleLayers, require_layers
 from jaxformers.models.capture import capture
+from jaxformers.models.embedding import second_part
 from jaxformers.models.model import bind_encoder
 from jaxformers.models.variables import make_variables, of_stack
 
@@ -190,7 +191,7 @@ def tokens(
 
   If the block concatenates positions, half of the channels belong to the token
   and half to the position. If it adds positions, the vector of the position is
-  subtracted first.
+  subtracted first, as is the vector of the part of a sequence with two parts.
 
   Source: TransJect, section 4.4.
 
@@ -238,9 +239,9 @@ def tokens(
   if has_channels:
     half = x.shape[-1] // 2
     positions = _nearest(content[..., half:], empty[:, half:])
-    content = content[..., :half]
-  else:
-    content = content - (empty - _vector_of_zero(embedding, embedding_params))
+    content, empty = content[..., :half], empty[:, :half]
+  # Subtract added positions, and the vector of the first part of a sequence.
+  content = content - (empty - _vector_of_zero(embedding, embedding_params))
   if model.config.real:
     # Solve x = values kernel + bias by least squares.
     values = jax.device_get(embedding_params["values"])
@@ -249,8 +250,15 @@ def tokens(
     recovered = content @ np.linalg.pinv(kernel)
     return (recovered if channels else recovered[..., 0]), positions
   # Find the nearest rows of the embedding: their numbers are the ids.
-  table = np.asarray(embedding_params["tokens"]["embedding"])
-  return _nearest(content, table * embedding.scale), positions
+  table = np.asarray(embedding_params["tokens"]["embedding"]) * embedding.scale
+  ids = _nearest(content, table)
+  if embedding.separator:
+    # The ids are right up to the first separator, where the second part begins.
+    parts = np.asarray(second_part(jnp.asarray(ids), embedding.separator))
+    segments = np.asarray(embedding_params["segments"])
+    content = content + (segments[0] - segments[parts])
+    ids = _nearest(content, table)
+  return ids, positions
 
 
 def _vector_of_zero(embedding: Any, params: Mapping[str, Any]) -> np.ndarray:

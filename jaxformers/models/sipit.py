@@ -222,6 +222,8 @@ class Nearest(NamedTuple):
 def nearest(x: np.ndarray, count: int, threshold: float = 0.0) -> Nearest:
   """Returns the `count` nearest pairs of different rows of x [b, d]."""
   x = np.asarray(x, np.float64)
+  # What all rows share would only cost digits.
+  x = x - x.mean(0)
   squares = np.square(x).sum(1)
   kept, pairs, num_below = np.zeros(0), np.zeros((0, 2), np.int64), 0
   size = max(MAX_ENTRIES // len(x), 1)
@@ -237,10 +239,10 @@ def nearest(x: np.ndarray, count: int, threshold: float = 0.0) -> Nearest:
     first, second = np.nonzero(near)
     exact = np.linalg.norm(rows[first] - columns[second], axis=1)
     num_below += int((exact < threshold).sum())
-    chosen = np.argpartition(square.ravel(), min(count, square.size - 1))
-    chosen = chosen[:count]
-    chosen = chosen[np.isfinite(square.ravel()[chosen])]
-    first, second = np.divmod(chosen, len(columns))
+    # All pairs that may be among the nearest ones, up to rounding.
+    last = min(count, square.size) - 1
+    most = np.partition(square.ravel(), last)[last] + 1e-12 * squares.max()
+    first, second = np.nonzero(np.isfinite(square) & (square <= most))
     exact = np.linalg.norm(rows[first] - columns[second], axis=1)
     kept = np.concatenate([kept, exact])
     pairs = np.concatenate([pairs, start + np.stack([first, second], 1)])

@@ -153,7 +153,7 @@ def bro(a: jax.Array, base: jax.Array | None = None) -> jax.Array:
 
   With r = d // 2 and V = [I; B], where B is the lower left block [d - r, r] of
   a, this is I - 2 V (V.T V)^-1 V.T times the same at B = 0. It equals the
-  Cayley map of the array in which only this block is not 0, and needs an
+  Cayley map of twice the array in which only this block is not 0, and needs an
   inverse of size r instead of d. It reaches a part of all rotations only, of
   half their dimension.
 

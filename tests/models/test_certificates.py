@@ -122,6 +122,31 @@ def test_no_replacement_moves_logits_beyond_the_bound(case):
         assert_between(found, 0.005 * limit, limit * (1 + 1e-5))
 
 
+def test_a_separator_has_no_bound_for_replaced_tokens():
+  """Its replacement moves all tokens after it."""
+  model, params = build(separator=3)
+  assert not bounds.has_plain_tokens(model.config)
+  ids, labels = ids_of(0), np.zeros(6, np.int32)
+  counts = {c for c, _ in certificates.certify(model, params, ids, labels)}
+  assert counts == {None}
+  with pytest.raises(ValueError, match="separator"):
+    bounds.check_bound(model, 1)
+
+
+def test_allowance_for_rounding_grows_with_the_biases():
+  model, params = build()
+  ids = ids_of(0)
+  embedded, allowance = certificates.Evaluation(model, params).sizes(ids)
+  np.testing.assert_allclose(allowance, 1e-6 * embedded, rtol=0.5)
+  bias = params["encoder"]["layer_0"]["bias"]
+  params["encoder"]["layer_0"]["bias"] = bias + 1e3
+  sizes, greater = certificates.Evaluation(model, params).sizes(ids)
+  np.testing.assert_array_equal(sizes, embedded)
+  # 1,000 in each of the 8 channels of every token.
+  want = 1e-3 * np.sqrt(8 * (ids > 0).sum(1))
+  assert_between(greater, 0.9 * want, 3 * want)
+
+
 def test_token_reach_is_the_greatest_distance_to_a_token():
   table = np.random.default_rng(0).normal(size=(7, 3))
   apart = np.linalg.norm(table[:, None] - table[None, 1:], axis=-1)

@@ -120,6 +120,22 @@ def test_inverse_recovers_real_numbers_and_a_class_token():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["isometric", "transject"])
+def test_tokens_of_both_parts_of_a_sequence_come_back(name):
+  sizes = {"vocab_size": 8, "max_len": 6, "num_classes": 2, "d_model": 16}
+  embedded = {"separator": 3, "embedding": {"init_std": 1.0}}
+  model = models.build(name, **sizes, **embedded, num_layers=2)
+  ids = np.array([[1, 2, 3, 4, 5, 7], [4, 3, 6, 3, 5, 0]], np.int32)
+  params = initial.params(model, ids)
+  embedding = params["encoder"]["embedding"]
+  shape = embedding["segments"].shape
+  embedding["segments"] = 2 * jax.random.normal(jax.random.key(5), shape)
+  states, side = inverse.forward(model, params, ids)
+  back = inverse.inverse(model, params, states[-1], side)
+  tokens, _ = inverse.tokens(model, params, back)
+  np.testing.assert_array_equal(tokens[ids > 0], ids[ids > 0])
+
+
 def test_inverse_recovers_time_series():
   model, params = build(2, vocab_size=0, channels=3, max_len=9)
   values = draws.normal(0, (2, 9, 3))

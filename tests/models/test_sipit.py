@@ -270,3 +270,8 @@ def test_nearest_pairs_equal_all_distances(monkeypatch):
   square = distance.squareform(distances)
   np.testing.assert_allclose(square[tuple(pairs.pairs.T)], pairs.distances)
   assert len(sipit.nearest(x[:2], 6).distances) == 1
+  # Large vectors hide no distance.
+  places = [0, 3e-5, 1e-3, 1e-3 + 1e-5, 5, 10]
+  large = np.array([[1e4 * (1 + k // 4), y] for k, y in enumerate(places)])
+  (least,) = sipit.nearest(large, 1).distances
+  assert least == pytest.approx(1e-5, rel=1e-3)

@@ -39,7 +39,6 @@ from jaxformers.models.bounds import (
 )
 from jaxformers.models.certificates import (
   BATCH,
-  ENCODER_ROUNDING,
   Evaluation,
   is_certified,
   perturbed,
@@ -275,10 +274,10 @@ def certified_accuracy(
     changes: dict[Key, Change] = {
       ("tokens", k): replaced(reach[ids], mask, k) for k in counts
     }
-    sizes = attack.sizes(ids)
+    sizes, allowance = attack.sizes(ids)
     changes |= {("radius", r): perturbed(r * sizes, n) for r in radii}
     # Treat rounding in the encoder as a perturbation of its input.
-    rounding = bound(perturbed(ENCODER_ROUNDING * sizes, n), n)
+    rounding = bound(perturbed(allowance, n), n)
     logits = attack.logits(ids)
     # Certify the examples whose margin exceeds the bound.
     for key, change in changes.items():
@@ -312,7 +311,7 @@ def attacked_accuracy(
       for k, right in attack.replace(ids, labels, counts).items():
         survived.setdefault(("tokens", k), []).append(right)
     # Perturb the embedded sequences.
-    sizes = attack.sizes(ids)
+    sizes, _ = attack.sizes(ids)
     for r in radii:
       right = attack.perturb(ids, labels, r * sizes, steps=steps)
       survived.setdefault(("radius", r), []).append(right)

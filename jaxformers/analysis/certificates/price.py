@@ -13,6 +13,7 @@ from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.tables import markdown_table
 from jaxformers.inference import load_run
+from jaxformers.models import in_float32
 from jaxformers.models.blocks.fixed_point import LENGTHS
 from jaxformers.models.blocks.invertible import layers_of, shared_by_all
 from jaxformers.models.variables import make_variables, of_stack
@@ -69,6 +70,7 @@ def find_certificate(model: Any, params: Any) -> Certificate | None:
   Args:
     model, params: model and its parameters.
   """
+  model = in_float32(model)
   block = model.stacks()["encoder"]
   layers = layers_of(block)
   if layers is None:

@@ -40,6 +40,14 @@ def test_certificates_are_products_of_the_layers(name, distance, branches):
   )
 
 
+def test_certificates_of_bfloat16_are_those_of_float32():
+  model, params = build("allpass")
+  half, _ = build("allpass", dtype="bfloat16")
+  want = price.find_certificate(model, params)
+  assert want is not None
+  assert price.find_certificate(half, params) == want
+
+
 def test_constants_of_attention_are_upper_bounds():
   model, params = build("capped_transformer")
   found = price.find_certificate(model, params)
