@@ -41,7 +41,7 @@ from jaxformers.models.cache import (
   recall,
   remember,
 )
-from jaxformers.models.dropout import make_dropout
+from jaxformers.models.dropout import Dropout, make_dropout
 from jaxformers.models.mixer import (
   MIXERS,
   check_heads,
@@ -106,11 +106,13 @@ class Cache(NamedTuple):
     mask: [b, n], True at new tokens.
     maps: number of successive heads that share their values, which are cached
       once.
+    dropout: dropout of the attention weights.
   """
 
   module: Attention
   mask: jax.Array
   maps: int = 1
+  dropout: Dropout = Dropout()
 
   def past(
     self, k: jax.Array, v: jax.Array
@@ -538,7 +540,7 @@ class Attention(nn.Module):
     The result maps heads to outputs and a carry, and may be called repeatedly.
     """
     if is_decoding(self):
-      return lambda heads, eye=None: self._go_on(heads, mask, carry)
+      return lambda heads, eye=None: self._go_on(heads, mask, carry, train)
     # Record the names of drawn arrays, to refuse options without effect.
     drawn: list[str] = []
     tools = {
@@ -579,7 +581,7 @@ class Attention(nn.Module):
     return attend
 
   def _go_on(
-    self, heads: list[jax.Array], mask: jax.Array, carry: Any
+    self, heads: list[jax.Array], mask: jax.Array, carry: Any, train: bool
   ) -> tuple[jax.Array, Any]:
     """Applies the heads of new tokens to all tokens in the cache."""
     if self.step is None:
@@ -594,7 +596,9 @@ class Attention(nn.Module):
       )
     options = dict(self.options)
     check_causal(self, causal=options.pop("causal"))
-    cache = Cache(self, mask, 2 if self.differential else 1)
+    rate = self.dropout_rate if "dropout" in self.signature.tools else 0.0
+    dropout = make_dropout(self, rate, train=train)
+    cache = Cache(self, mask, 2 if self.differential else 1, dropout)
     return self.step(*heads, cache=cache, **options), carry
 
   def _inputs(

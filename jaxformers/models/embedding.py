@@ -27,7 +27,7 @@ from jaxformers.models.adaptive import AdaptiveEmbedding
 from jaxformers.models.cache import count_tokens, is_decoding
 from jaxformers.models.norm import LayerNorm
 from jaxformers.models.parallel import repeat
-from jaxformers.models.segments import is_packed, places
+from jaxformers.models.segments import is_packed, places, tokens
 
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
@@ -240,7 +240,9 @@ class Embedding(nn.Module):
     if mask is not None and is_decoding(self):
       # Continue after the tokens in the cache.
       positions = self._embed_positions(self.max_len, x.shape[2], init)
-      positions = positions[count_tokens(self, mask)]
+      count = jnp.where(tokens(mask), count_tokens(self, mask), 0)
+      # A position after the last one is NaN, and not the last one again.
+      positions = jnp.take(positions, count, 0, mode="fill")
     elif mask is not None and is_packed(mask):
       # Positions begin again in each example.
       is_table = self.positions != "sinusoid"

@@ -157,9 +157,11 @@ def pool_so_far(
       value = earlier + value
     else:
       # Without tokens in one of the parts, the other one counts.
-      both = jnp.maximum(earlier, value) if name == "max" else earlier
-      value = jnp.where(count > 0, value, earlier)
-      value = jnp.where((earlier_count > 0) & (count > 0), both, value)
+      both = jnp.maximum(earlier, value)
+      later = jnp.where(earlier_count > 0, both, value)
+      # The first token may be padding, which a later part does not change.
+      is_kept = (count == 0) | (name == "first")
+      value = jnp.where(is_kept, earlier, later)
     count = earlier_count + count
   remember(module, "pooled", (value, count))
   return _scale(value, count, name, padded_len) if is_mean else value

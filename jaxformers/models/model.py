@@ -231,7 +231,8 @@ class Model(nn.Module):
 
     A causal model can continue from a state. If each part of a sequence is read
     from the state after the previous part, the results equal the results for
-    the whole sequence; a classifier returns the logits of all tokens so far.
+    the whole sequence, if it has no padding between tokens; a classifier
+    returns the logits of all tokens so far. Positions beyond `max_len` are NaN.
     Results and states are differentiable. A recurrence has a state of a fixed
     size, and attention a state of `max_len` tokens; it drops later tokens.
 
@@ -261,8 +262,9 @@ class Model(nn.Module):
       with `return_state`, the pair of this result and the state.
 
     Raises:
-      UserError: with a state, for a model that is not causal, a mixer without a
-        cache, or a pool that needs the whole sequence; with segments, for
+      UserError: with a state, for a model that is not causal or that has class
+        tokens or a separator, a mixer without a cache, or a pool that needs the
+        whole sequence; with segments, for
         images, or numbers in another order; with step sizes, for a
         model without them, another shape, and negative numbers.
     """
@@ -453,12 +455,21 @@ class Model(nn.Module):
 
   @nn.nowrap
   def check_causal(self) -> None:
-    """Raises UserError for a model that reads later tokens: it has no state."""
+    """Raises UserError for a model without a state.
+
+    It reads later tokens; or it would begin every part of a sequence with its
+    class tokens, or with the first of two parts.
+    """
     if not self.config.is_causal:
       raise UserError(
         f"The model {self.config.name!r} reads later tokens, too: only causal "
         "models have a state. Build or train it with mixer.causal=True, or "
         "choose a recurrence such as 'mamba'."
+      )
+    if self.config.cls or self.config.separator:
+      raise UserError(
+        "A model with class tokens or with a separator of two parts has no "
+        "state: choose another pool, or separator=0."
       )
 
   @property

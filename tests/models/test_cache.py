@@ -170,6 +170,76 @@ def test_cached_positions_continue_after_the_prompt(positions):
   np.testing.assert_allclose(steps[at, 1:], whole[at, 1:], atol=1e-5)
 
 
+@pytest.mark.parametrize("positions", ["sinusoid", "learned"])
+def test_positions_after_the_last_one_are_nan(positions):
+  """They are not the last one again; padding has any position."""
+  model = build("s5", positions=positions)
+  variables = {"params": start(model)}
+  tokens = jnp.ones((1, N), jnp.int32)
+  options = {"train": False, "return_state": True}
+  log_p, state = model.apply(variables, tokens, **options)
+  assert jnp.isfinite(log_p[..., 1:]).all()
+  options["initial_state"] = state
+  padding, _ = model.apply(variables, jnp.array([[0, 0]]), **options)
+  assert jnp.isfinite(padding[..., 1:]).all()
+  log_p, _ = model.apply(variables, tokens[:, :2], **options)
+  assert jnp.isnan(log_p[..., 1:]).all()
+
+
+def test_attention_with_a_state_has_dropout_in_training():
+  model = build("transformer", (("dropout_rate", 0.5), ("num_heads", 1)))
+  variables, tokens = {"params": start(model)}, ids()[:1]
+  options = {"return_state": True}
+  plain, _ = model.apply(variables, tokens, train=False, **options)
+  keys = [{"dropout": jax.random.key(seed)} for seed in range(2)]
+  first, second = (
+    model.apply(variables, tokens, train=True, rngs=rngs, **options)[0]
+    for rngs in keys
+  )
+  for other in (second, plain):
+    assert jnp.abs(first - other)[..., 1:].max() > 1e-2
+
+
+@pytest.mark.parametrize("fields", [{"separator": 9}, {"pool": "cls"}])
+def test_parts_of_a_sequence_have_no_second_beginning(fields):
+  model = models.build(
+    "s5",
+    vocab_size=11,
+    max_len=N,
+    num_classes=3,
+    d_model=8,
+    num_layers=1,
+    objective="token_classification",
+    mixer={"causal": True},
+    **fields,
+  )
+  with pytest.raises(ValueError, match="class tokens or with a separator"):
+    model.apply({}, ids(), train=False, return_state=True)
+
+
+def test_the_first_token_may_be_padding_of_an_earlier_part():
+  model = models.build(
+    "s5",
+    vocab_size=11,
+    max_len=N,
+    num_classes=3,
+    d_model=8,
+    num_layers=1,
+    pool="first",
+    positions="none",
+    mixer={"causal": True},
+  )
+  variables = {"params": start(model)}
+  tokens = jnp.array([[0, 0, 5, 7], [3, 0, 5, 7]])
+  whole = model.apply(variables, tokens, train=False)
+  options = {"train": False, "return_state": True}
+  _, state = model.apply(variables, tokens[:, :2], **options)
+  parts, _ = model.apply(
+    variables, tokens[:, 2:], initial_state=state, **options
+  )
+  np.testing.assert_allclose(parts, whole, atol=1e-5)
+
+
 def test_model_without_cache_stores_no_state():
   model = build("lru")
   init = functools.partial(model.init, train=False)

@@ -133,7 +133,7 @@ class Delta(MatrixState):
     q = _unit(self.heads(read[..., :key])) * size**-0.5
     k, v = jnp.split(read[..., key:], [writes * key], -1)
     k, v = (a.reshape(*a.shape[:2], writes, h, -1) for a in (k, v))
-    k = _unit(k)
+    k = _direction(k) if self.reflect else _unit(k)
     log_decay = None
     if self.forget:
       _, log_decay = self.decay(self.project(x, h, "decay"), smallest=0.0)
@@ -154,13 +154,25 @@ class Delta(MatrixState):
   def _strengths(self, x: jax.Array, k: jax.Array) -> jax.Array:
     """Returns the strengths b of the writes with keys k, [b, n, r, h]."""
     if self.reflect:
+      # The norm of a key is 1 up to rounding, or 0.
       square = jnp.square(k).sum(-1)
-      is_zero = square == 0
-      return jnp.where(is_zero, 0, 2 / jnp.where(is_zero, 1, square))
+      return jnp.where(square > 0, 2 / jnp.maximum(square, 0.5), 0)
     shape = k.shape[:-1]
     strengths = self.project(x, shape[2] * shape[3], "strength")
     strengths = jax.nn.sigmoid(wide(strengths)).reshape(shape)
     return 2 * strengths if self.signed else strengths
+
+
+def _direction(x: jax.Array) -> jax.Array:
+  """Returns x divided by its norm over the last axis, or 0 for 0.
+
+  The norm is exact for short vectors, too; see `_unit`.
+  """
+  largest = jnp.abs(x).max(-1, keepdims=True)
+  is_zero = largest == 0
+  x = x / jnp.where(is_zero, 1, jax.lax.stop_gradient(largest))
+  square = jnp.square(x).sum(-1, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.where(is_zero, 1, square))
 
 
 def _unit(x: jax.Array) -> jax.Array:

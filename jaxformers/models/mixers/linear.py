@@ -53,9 +53,23 @@ def by_features(
     total = jnp.einsum("bhnf,n->bhf", k, ones)
     total = jnp.einsum("bhnf,bhf->bhn", q, total)[..., None]
   # Divide; a query without visible keys gets 0.
-  return jnp.where(total > 0, y / jnp.where(total > 0, total, 1), 0).astype(
-    dtype
-  )
+  y = _quotient(y, jnp.where(total > 0, total, 1))
+  return jnp.where(total > 0, y, 0).astype(dtype)
+
+
+@jax.custom_jvp
+def _quotient(y: jax.Array, total: jax.Array) -> jax.Array:
+  """Returns y / total; its derivative does not square a small total."""
+  return y / total
+
+
+@_quotient.defjvp
+def _quotient_jvp(
+  primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  (y, total), (dy, dtotal) = primals, tangents
+  quotient = _quotient(y, total)
+  return quotient, (dy - quotient * dtotal) / total
 
 
 def _earlier_sums(

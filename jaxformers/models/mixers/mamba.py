@@ -63,7 +63,8 @@ class Mamba(nn.Module):
     state_size: number N of states per channel.
     expansion: ratio of the channels of the recurrence to d.
     step_rank: rank of the map to steps; 0 for d / 16, rounded up.
-    step_min, step_max: range of the initial steps, drawn log-uniformly.
+    step_min, step_max: range of the initial steps, drawn log-uniformly; smaller
+      ones than 1e-4 become 1e-4.
     signed: True for factors 2 exp(D_t A) - 1 from -1 to 1; see `decay`.
     causal: True, the only form.
     dtype: compute type; parameters and recurrence are float32.

@@ -228,7 +228,8 @@ class Mega(nn.Module):
     omega = self.param("omega", normal(1.0), (d,))
     # log q = log(1 - sigmoid(delta) sigmoid(alpha)).
     p = jax.nn.sigmoid(delta)
-    log_q = jnp.log1p(-p * jax.nn.sigmoid(alpha))
+    # The product may round to 1, whose logarithm would be infinite.
+    log_q = jnp.log1p(-jnp.minimum(p * jax.nn.sigmoid(alpha), 1 - 2**-24))
     weight = p * beta * eta * size**-0.5
     skip = omega.astype(x.dtype)[None, None] * x
     # Decode by the recurrence, whose state is in the cache.

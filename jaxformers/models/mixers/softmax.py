@@ -80,6 +80,8 @@ def attend_cached(
 ) -> jax.Array:
   """Returns softmax(scale q k.T) v of new tokens, and caches k and v.
 
+  The weights have the dropout of the cache.
+
   Args:
     q, k, v: queries, keys and values of the new tokens, [b, h, n, e].
     cache: cache of earlier tokens.
@@ -97,6 +99,7 @@ def attend_cached(
     # The share of the keys is 1 / (1 + exp(sink) / sum of exp(scores)).
     total = jax.nn.logsumexp(hide(scores, seen), -1, keepdims=True)
     weights = weights * jax.nn.sigmoid(total - wide(sink)[None, :, None, None])
+  weights = cache.dropout(weights)
   if centred:
     weights = weights - weigh(jnp.zeros_like(scores), seen)
   weights = weights.astype(v.dtype)

@@ -109,6 +109,30 @@ def test_states_of_a_mixer_turn_by_orthogonal_matrices():
   np.testing.assert_allclose(values, 1, atol=2e-5)
 
 
+@pytest.mark.parametrize("size", [-20.0, -40.0, -55.0])
+def test_reflections_by_short_keys_write_bounded_values(size):
+  """SiLU makes all channels of a key short, if they are far below 0."""
+  x = np.random.default_rng(0).normal(size=(1, 12, 8)).astype(np.float32)
+  # The key of token 3 has the same small number in each channel of a head.
+  x[..., 0] = np.arange(12) == 3
+  mixer = MIXERS["delta"](causal=True, reflect=True, conv_width=0, **SMALL)
+  mask = jnp.ones((1, 12), bool)
+  options = {"mask": mask, "carry": None, "train": False}
+  params = mixer.init(jax.random.key(0), x, **options)["params"]
+  kernel = params["read"]["kernel"]
+  params["read"]["kernel"] = kernel.at[0, 8:16].set(size)
+
+  def loss(params):
+    variables = {"params": params}
+    (y, _), kept = mixer.apply(variables, x, mutable=[CACHE], **options)
+    return y.sum(), kept[CACHE]["state"]
+
+  slopes, state = jax.jit(jax.grad(loss, has_aux=True))(params)
+  # Twelve writes of at most 2 |v|.
+  assert 0 < jnp.abs(state).max() < 100
+  assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes))
+
+
 @pytest.mark.parametrize("writes", [1, 3])
 def test_reflections_keep_the_norm_of_a_state(writes):
   """The map from the first state to the last one is orthogonal."""

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,6 +46,24 @@ def test_by_features_is_exact_for_a_finite_kernel():
     causal=False,
   )
   np.testing.assert_allclose(y, want, atol=5e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_by_small_features_are_finite(causal):
+  """They do not depend on a factor of the features of the keys."""
+  q, k, v = (jnp.asarray(a, jnp.float32) for a in heads(e=2))
+  q, k = jnp.abs(q), jnp.abs(k)
+
+  def slopes(q, k):
+    def loss(q, v):
+      return (linear.by_features(q, k, v, causal=causal) ** 2).sum()
+
+    return jax.grad(loss, (0, 1))(q, v)
+
+  dq, dv = slopes(1e-10 * q, 1e-12 * k)
+  want_q, want_v = slopes(q, k)
+  np.testing.assert_allclose(1e-10 * dq, want_q, rtol=1e-3, atol=1e-5)
+  np.testing.assert_allclose(dv, want_v, rtol=1e-3, atol=1e-5)
 
 
 def test_by_features_without_keys_is_zero():

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -85,6 +86,18 @@ def outputs(params, x, places, options):
   h = sequential.linear(params["h_proj"], sequential.silu(reset) * o)
   h = sequential.silu(candidate + h)
   return sequential.sigmoid(update) * (h - x[:, ::-1])
+
+
+def test_an_average_of_the_present_token_only_is_finite():
+  mixer = MIXERS["mega"](**SMALL, max_len=MAX_LEN)
+  x, mask = map(jnp.asarray, sequential.inputs())
+  x = x.astype(jnp.float32)
+  options = {"mask": mask, "carry": None, "train": False}
+  params = mixer.init(jax.random.key(0), x, **options)["params"]
+  for name in ("delta", "alpha"):
+    params[name] = params[name].at[0, 0].set(30.0)
+  y, _ = mixer.apply({"params": params}, x, **options)
+  assert np.isfinite(np.asarray(y)[mask]).all()
 
 
 @pytest.mark.parametrize("block", long_except([4], [4, 256]))
