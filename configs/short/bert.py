@@ -12,8 +12,9 @@ The folder determines the sizes and the vocabulary.
 The training is three epochs of AdamW at 2e-5, with a linear warm-up over a
 tenth of the steps and a linear decay to 0. Dropout is 0.1, also of the pooled
 vector (Devlin et al. 2019, appendices A.2 and A.3). Differs from their code:
-Adam corrects the bias of its means. The model has 109 million parameters and
-needs an accelerator; we have not run it.
+Adam corrects the bias of its means, and the hidden units of the feed-forward
+have dropout. The model has 109 million parameters and needs an accelerator; we
+have not run it.
 
 Arguments: model=transformer|neutreno, task=imdb|ag_news, seed=0.
 """

@@ -10,7 +10,8 @@ jaxformers train vision/ade20k:model=neutreno \
     --config.task.archive=PATH/ADEChallengeData2016
 
 A folder of Hugging Face replaces the sizes below. The epsilon in the command
-keeps Segmenter's value.
+keeps Segmenter's value. Differs from Segmenter: positions are interpolated by
+cubics, and not linearly.
 
 The paper reports a mean IoU of 35.72 (single scale) and 36.68 (multi-scale) for
 softmax attention, and 37.24 and 38.06 for NeuTRENO (model=neutreno,

@@ -113,7 +113,8 @@ def main(
         kept = {"accuracy": scores[name]}
       # Record the score with the name of the set.
       if folder:
-        num_images = robustness.count_images(folder, name)
+        num_images = scores.pop("images", 0)
+        num_images = num_images or robustness.count_images(folder, name)
         states.record(
           run, workdir, state, "robustness", kept, num_images, set=name
         )

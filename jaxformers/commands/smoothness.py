@@ -60,8 +60,8 @@ def main(
     # Record means over the layers, as in the paper's table 4.
     means = {k: float(np.mean(values)) for k, values in measured.items()}
     how: dict[str, Any] = {"split": split, "samples": len(ids)}
-    # Longer samples were cut.
-    if ids.ndim == 2 and ids.shape[1] == length:
+    # Longer samples were cut; images have no length.
+    if length < (draw.run.task.max_len or 0):
       how["length"] = length
     scored = (draw.state, "smoothness", means, len(ids))
     states.record(draw.run, draw.folder, *scored, **how)

@@ -142,6 +142,7 @@ def _check(
       f"generate needs a language model, but the objective of this model is "
       f"{config.objective}: build it with objective='language_model'."
     )
+  model.check_causal()
   # Check the prompt.
   if prompt.ndim != 2 or not (prompt != 0).any(-1).all():
     raise UserError(

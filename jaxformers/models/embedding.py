@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Annotated
 
@@ -32,8 +33,12 @@ from jaxformers.models.segments import is_packed, places, tokens
 POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
 
-def sinusoids(length: int, d: int) -> np.ndarray:
-  """Returns sinusoidal positions, float32 [length, d].
+# Number of multiples of max_len up to which positions exist after a state.
+MULTIPLES = 1_024
+
+
+def sinusoids(length: int, d: int, step: int = 1) -> np.ndarray:
+  """Returns sinusoidal positions 0, step, 2 step, ..., float32 [length, d].
 
   Channel 2i of position p is sin(p / 10000^(2i/d)), channel 2i + 1 its cosine.
 
@@ -42,7 +47,7 @@ def sinusoids(length: int, d: int) -> np.ndarray:
   """
   # Interleave sines and cosines of each rate.
   rates = 10000.0 ** (-np.arange(0, d, 2) / d)
-  angles = np.arange(length)[:, None] * rates[None]
+  angles = step * np.arange(length)[:, None] * rates[None]
   both = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
   return both.reshape(length, -1)[:, :d].astype(np.float32)
 
@@ -239,10 +244,8 @@ class Embedding(nn.Module):
       return x
     if mask is not None and is_decoding(self):
       # Continue after the tokens in the cache.
-      positions = self._embed_positions(self.max_len, x.shape[2], init)
       count = jnp.where(tokens(mask), count_tokens(self, mask), 0)
-      # A position after the last one is NaN, and not the last one again.
-      positions = jnp.take(positions, count, 0, mode="fill")
+      positions = self._positions_at(count, x.shape[2], init)
     elif mask is not None and is_packed(mask):
       # Positions begin again in each example.
       is_table = self.positions != "sinusoid"
@@ -255,6 +258,24 @@ class Embedding(nn.Module):
     if self.has_channels:
       return jnp.concatenate([x, positions], -1)
     return x + positions
+
+  def _positions_at(
+    self, places: jax.Array, d: int, init: nn.initializers.Initializer
+  ) -> jax.Array:
+    """Returns the vectors of positions [b, n]; NaN for those without one."""
+    take = functools.partial(jnp.take, axis=0, mode="fill")
+    if self.positions != "sinusoid":
+      return take(self._embed_positions(self.max_len, d, init), places)
+    # A multiple of max_len turns the sine and the cosine of each rate.
+    even = d + d % 2
+    near = take(sinusoids(self.max_len, even), places % self.max_len)
+    multiples = sinusoids(MULTIPLES, even, self.max_len)
+    far = take(multiples, places // self.max_len)
+    (sin, cos), (far_sin, far_cos) = (
+      (x[..., ::2], x[..., 1::2]) for x in (near, far)
+    )
+    turned = [sin * far_cos + cos * far_sin, cos * far_cos - sin * far_sin]
+    return jnp.stack(turned, -1).reshape(*places.shape, -1)[..., :d]
 
   def _embed_positions(
     self, n: int, d: int, init: nn.initializers.Initializer

@@ -232,7 +232,8 @@ class Model(nn.Module):
     A causal model can continue from a state. If each part of a sequence is read
     from the state after the previous part, the results equal the results for
     the whole sequence, if it has no padding between tokens; a classifier
-    returns the logits of all tokens so far. Positions beyond `max_len` are NaN.
+    returns the logits of all tokens so far. Learned positions beyond
+    `max_len` are NaN.
     Results and states are differentiable. A recurrence has a state of a fixed
     size, and attention a state of `max_len` tokens; it drops later tokens.
 

@@ -223,8 +223,10 @@ def nearest(x: np.ndarray, count: int, threshold: float = 0.0) -> Nearest:
   """Returns the `count` nearest pairs of different rows of x [b, d]."""
   x = np.asarray(x, np.float64)
   # What all rows share would only cost digits.
-  x = x - x.mean(0)
+  is_finite = np.isfinite(x).all(1)
+  x = x - x[is_finite].mean(0)
   squares = np.square(x).sum(1)
+  greatest = squares[is_finite].max()
   kept, pairs, num_below = np.zeros(0), np.zeros((0, 2), np.int64), 0
   size = max(MAX_ENTRIES // len(x), 1)
   for start in range(0, len(x), size):
@@ -235,13 +237,13 @@ def nearest(x: np.ndarray, count: int, threshold: float = 0.0) -> Nearest:
     is_pair = np.arange(len(rows))[:, None] < np.arange(len(columns))[None]
     square[~is_pair] = np.inf
     # The sum cancels: keep a margin, and compute the differences themselves.
-    near = square < threshold**2 + 1e-9 * (squares.max() + 1)
+    near = square < threshold**2 + 1e-9 * (greatest + 1)
     first, second = np.nonzero(near)
     exact = np.linalg.norm(rows[first] - columns[second], axis=1)
     num_below += int((exact < threshold).sum())
     # All pairs that may be among the nearest ones, up to rounding.
     last = min(count, square.size) - 1
-    most = np.partition(square.ravel(), last)[last] + 1e-12 * squares.max()
+    most = np.partition(square.ravel(), last)[last] + 1e-12 * greatest
     first, second = np.nonzero(np.isfinite(square) & (square <= most))
     exact = np.linalg.norm(rows[first] - columns[second], axis=1)
     kept = np.concatenate([kept, exact])

@@ -397,6 +397,9 @@ def original_schedule(
 ) -> dict[str, Any]:
   """Returns the training of LRA's own code: Adam with decoupled decay.
 
+  Differs from it: kernels and embeddings decay, and LRA's biases and scales of
+  norms do, too. See `optim.cosine` for the schedule of images.
+
   Args:
     name: name of the schedule: "rsqrt" for texts, "cosine" for images.
     learning_rate: `base_learning_rate` of LRA's config.

@@ -145,7 +145,8 @@ def bert_base(name: str) -> dict[str, Any]:
   """Returns the section `model` of BERT-base, without pool and head.
 
   BERT-base has 12 layers that are normalised after each block (Devlin et al.
-  2019, section 3, and the defaults of their code).
+  2019, section 3, and the defaults of their code). Differs from it: dropout is
+  also between the two maps of the feed-forward.
 
   Args:
     name: name of the model.

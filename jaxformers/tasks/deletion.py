@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
-from jaxformers.data.engine.split import Key, Split
+from jaxformers.data.engine.split import Key, Split, row_seeds
 from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction
@@ -71,13 +71,9 @@ class Deleted(Split):
     longest = int(self.split.lengths()[indices].max(initial=1))
     batch = self.split.batch(indices, longest)
     ids = batch["inputs"]
-    if key is not None:
-      drawn = np.random.default_rng([7, *key]).random(ids.shape)
-    else:
-      rows = [
-        np.random.default_rng([8, int(i)]).random(longest) for i in indices
-      ]
-      drawn = np.stack(rows)
+    seeds = row_seeds(indices, key, 7, 8)
+    rows = [np.random.default_rng(seed).random(longest) for seed in seeds]
+    drawn = np.stack(rows)
     return batch | {"inputs": keep(ids, drawn >= self.rate, max_len)}
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxformers.data.engine.packed import Packed
-from jaxformers.data.engine.split import Key, Split
+from jaxformers.data.engine.split import Key, Split, row_seeds
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Interval
 from jaxformers.foundations.registry import choose
@@ -117,12 +117,10 @@ class MaskedTokens(Split):
   def _draw(self, indices: np.ndarray, n: int, key: Key | None) -> np.ndarray:
     """Draws uniform numbers in [0, 1), float64 [b, n].
 
-    In evaluation the numbers of an example do not depend on the padded length.
+    The numbers of a row do not depend on the other rows or the padded length.
     """
-    if key is not None:
-      return np.random.default_rng([5, *key]).random((len(indices), n))
-    rows = [np.random.default_rng([6, int(i)]).random(n) for i in indices]
-    return np.stack(rows)
+    seeds = row_seeds(indices, key, 5, 6)
+    return np.stack([np.random.default_rng(seed).random(n) for seed in seeds])
 
 
 def _weighted(

@@ -79,7 +79,8 @@ def cosine(
   The learning rate rises linearly over warmup_steps, then falls along half a
   cosine to 0 at total_steps.
 
-  Source: `constant * linear_warmup * cosine_decay` of LRA's code.
+  Source: `constant * linear_warmup * cosine_decay` of LRA's code. Differs from
+  it: the cosine ends at total_steps, and LRA's warmup_steps later.
   """
   rate = constant(learning_rate, warmup_steps)
   rest = max(total_steps - warmup_steps, 1)
@@ -229,8 +230,8 @@ class SharedOptions:
     groups: see `Groups.table`.
     layer_decay: factor c by depth: the learning rate of layer i of L, counted
       from 0, is multiplied by c^(L - i), the embedding's by c^(L + 1), and a
-      head's by 1 (Clark et al. 2020, ELECTRA, https://arxiv.org/abs/2003.10555,
-      appendix B).
+      head's by 1 (Bao et al. 2021, BEiT, https://arxiv.org/abs/2106.08254; all
+      but the head's are 1 / c times those of ELECTRA's code).
     cap: "soft" or "exact" to keep every kernel of a layer at a greatest norm,
       and rows of the embedding at a root mean square of 1; see `caps`. "" for
       no cap.

@@ -99,7 +99,11 @@ class Trainer:
     self.evaluate = make_evaluator(run)
     # Batches of this process.
     share = self.layout.share
-    self._loader = Loader(train, lengths, *share, self.packing)
+    # A loss that compares examples needs random ones.
+    is_sorted = not LOSSES[self.model.objective].sees_batch
+    self._loader = Loader(
+      train, lengths, *share, self.packing, is_sorted=is_sorted
+    )
     names = run.task.curriculum
     short = (0, 0) if names else (c.short_steps, c.short_length)
     self.order = self._loader.order(c.batch_size, c.seed, *short)

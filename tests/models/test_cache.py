@@ -170,10 +170,25 @@ def test_cached_positions_continue_after_the_prompt(positions):
   np.testing.assert_allclose(steps[at, 1:], whole[at, 1:], atol=1e-5)
 
 
-@pytest.mark.parametrize("positions", ["sinusoid", "learned"])
-def test_positions_after_the_last_one_are_nan(positions):
+def test_sinusoids_continue_after_the_greatest_length():
+  model = build("s5", positions="sinusoid")
+  variables = {"params": start(model)}
+  tokens = jnp.asarray(np.random.default_rng(2).integers(1, 11, (1, 3 * N)))
+  whole = model.apply(variables, tokens, train=False)
+  parts, state = [], None
+  for part in jnp.split(tokens, [5, N + 2], 1):
+    log_p, state = model.apply(
+      variables, part, train=False, return_state=True, initial_state=state
+    )
+    parts.append(log_p)
+  np.testing.assert_allclose(
+    np.concatenate(parts, 1)[..., 1:], whole[..., 1:], atol=1e-5
+  )
+
+
+def test_learned_positions_after_the_last_one_are_nan():
   """They are not the last one again; padding has any position."""
-  model = build("s5", positions=positions)
+  model = build("s5", positions="learned")
   variables = {"params": start(model)}
   tokens = jnp.ones((1, N), jnp.int32)
   options = {"train": False, "return_state": True}

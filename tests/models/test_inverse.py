@@ -119,7 +119,6 @@ def test_inverse_recovers_real_numbers_and_a_class_token():
   np.testing.assert_array_equal(positions, [range(9)] * 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["isometric", "transject"])
 def test_tokens_of_both_parts_of_a_sequence_come_back(name):
   sizes = {"vocab_size": 8, "max_len": 6, "num_classes": 2, "d_model": 16}
@@ -136,6 +135,7 @@ def test_tokens_of_both_parts_of_a_sequence_come_back(name):
   np.testing.assert_array_equal(tokens[ids > 0], ids[ids > 0])
 
 
+@pytest.mark.slow
 def test_inverse_recovers_time_series():
   model, params = build(2, vocab_size=0, channels=3, max_len=9)
   values = draws.normal(0, (2, 9, 3))

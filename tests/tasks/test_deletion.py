@@ -73,6 +73,13 @@ def test_what_is_left_is_a_subsequence_and_is_drawn_anew_in_training():
   )
 
 
+def test_deletions_do_not_depend_on_the_number_of_processes():
+  split = task_of(0.5).splits["train"]
+  whole = split.batch(np.arange(6), 120, (0, 1, 4))["inputs"]
+  second = split.batch(np.arange(3, 6), 120, (0, 1, 7))["inputs"]
+  np.testing.assert_array_equal(whole[3:], second)
+
+
 def test_evaluation_depends_on_the_example_alone():
   split = task_of(0.7).splits["train"]
   together = split.batch(np.arange(9), 60)["inputs"]

@@ -76,6 +76,14 @@ def test_reconstruction_draws_a_new_mask_of_its_share_each_step():
   np.testing.assert_array_equal(one["inputs"], again["inputs"])
 
 
+def test_masks_depend_on_neither_processes_nor_the_padded_length():
+  long = pack([np.ones(30, np.uint8)] * 4, np.zeros(4), shift=1)
+  split = MaskedTokens(long, 0.3, 9)
+  whole = split.batch(np.arange(4), 30, (0, 1, 8))["inputs"]
+  second = split.batch(np.arange(2, 4), 40, (0, 1, 10))["inputs"]
+  np.testing.assert_array_equal(whole[2:], second[:, :30])
+
+
 def test_reconstruct_evaluation_masks_do_not_depend_on_the_batch():
   task = reconstruct(text(), "masked", 0.5)
   alone = batch(task, indices=[2], max_len=12)

@@ -99,6 +99,8 @@ def test_trainer_splits_a_batch_to_fit_the_cache(smoke, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setitem(losses.LOSSES, "classification", objective)
     assert parts("transject", seed=1) == 1
+    run = trainer_of(smoke(buckets=2), tmp_path / "seen")
+    assert not run._loader.is_sorted
   monkeypatch.setattr(trainer, "CACHED", 2**19)
   assert parts("random_transject") == 1
 

@@ -144,14 +144,14 @@ def imagenet_c(
 
   Returns:
     `errors`: for each corruption, the errors at severities 1 to 5. `mce`: mean
-    corruption error.
+    corruption error. `images`: number of images of each severity.
 
   Raises:
     UserError: if corruptions or severities are missing, or have different
       numbers of images. The message lists them.
   """
   folders = _corruptions(folder)
-  count_images(folder, "imagenet_c")
+  images = count_images(folder, "imagenet_c")
   logits = run.apply(batch_size)
 
   def score(name: str, level: int) -> float:
@@ -162,7 +162,7 @@ def imagenet_c(
     name: [score(name, level) for level in SEVERITIES]
     for name in tqdm(ALEXNET, disable=None)
   }
-  return {"errors": errors, "mce": mce(errors)}
+  return {"errors": errors, "mce": mce(errors), "images": images}
 
 
 def _corruptions(folder: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from jaxformers.data.images.scenes import Scenes, short_side, windows
+from jaxformers.data.images.scenes import Scenes, resized, short_side, windows
 from jaxformers.foundations import ranges
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Count, PositiveCount
@@ -125,8 +125,7 @@ def predict(
   for scale in scales:
     # Scale the short side to the length of `scale` windows.
     scaled_size = short_side(size[::-1], scale * min(window))
-    picture = Image.fromarray(pixels)
-    picture = picture.resize(scaled_size, Image.Resampling.BILINEAR)
+    picture = resized(Image.fromarray(pixels), scaled_size)
     scaled = source.normalised(np.asarray(picture))
     # Direction -1 mirrors the scene horizontally.
     for direction in (1, -1) if flip else (1,):

@@ -145,8 +145,9 @@ def matrix(groups: Sequence[SeedGroup]) -> Figure | None:
 def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of recall over bytes of the state; None without it.
 
-  Recipes of one encoder on the same problem are one line. Recipes with equal
-  states, such as those of several learning rates, have a line each.
+  Recipes of one encoder on the same problem are one line, unless some of them
+  have equal states. Then learning rates and other fields besides those of the
+  model have a line each.
 
   Source: Arora, Eyuboglu et al. 2024, https://arxiv.org/abs/2402.18668, figure
   2, where the state of a model limits how much it recalls.
@@ -157,12 +158,10 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
     for run in group.runs
     if "state_bytes" in run.results and run.results["task"] == "recall"
   ]
-  recipes: dict[tuple[str, int], set[str]] = {}
-  for group, _, point in points:
-    recipes.setdefault(point, set()).add(group.label)
+  titles = _distinct([(line, size, group) for group, _, (line, size) in points])
   rows = [
     (
-      point[0] if len(recipes[point]) == 1 else f"{point[0]}: {group.label}",
+      titles[point[0], group.label],
       run.seed,
       metric,
       point[1],
@@ -182,6 +181,33 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
   )
   texts = Texts("by_state", "Recall over bytes of the state", caption)
   return plots.curves(texts, rows, "bytes of the state", PERCENT, log="x")
+
+
+def _distinct(
+  points: Sequence[tuple[str, int, SeedGroup]],
+) -> dict[tuple[str, str], str]:
+  """Returns the title of the line of each group, by its line and label.
+
+  Args:
+    points: line, bytes of the state and group of each run.
+  """
+  titles: dict[tuple[str, str], str] = {}
+  for line in dict.fromkeys(line for line, *_ in points):
+    groups = {g.label: (size, g) for each, size, g in points if each == line}
+    if len({size for size, _ in groups.values()}) == len(groups):
+      titles |= {(line, label): line for label in groups}
+      continue
+    flat = {k: tables.labelled_fields(g.config) for k, (_, g) in groups.items()}
+    for label, fields in flat.items():
+      keys = tables.differing_keys(fields, [*flat.values()])
+      keys = [key for key in keys if not key.startswith("model.")]
+      parts = [line, *tables.assignments(fields, keys)]
+      titles[line, label] = ", ".join(parts)
+    # Other options of the model may leave the size of the state unchanged.
+    sizes = [(titles[line, k], size) for k, (size, _) in groups.items()]
+    if len({*sizes}) < len(sizes):
+      titles |= {(line, label): f"{line}: {label}" for label in groups}
+  return titles
 
 
 def _state_line(run: RunRecord) -> str:

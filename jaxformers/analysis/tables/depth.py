@@ -5,6 +5,7 @@ Source: figure 2 of Levine et al. 2020, https://arxiv.org/abs/2006.12467.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -27,8 +28,8 @@ from jaxformers.foundations.tables import markdown_table, plus_minus, spread
 SAME_SIZE = 0.1
 
 # Fields in which runs may differ and still be compared: sizes, learning rate,
-# and fields that do not change the numbers. The share of the MLP and the
-# options of the embedding are compared apart.
+# and fields that do not change the numbers. The share of the MLP, and the scale
+# of the embedding at equal sizes, are compared apart.
 COMPARABLE_FIELDS = (
   *results.FIELDS_OF_RUN,
   "log_steps",
@@ -36,7 +37,8 @@ COMPARABLE_FIELDS = (
   "model.num_layers",
   "model.d_model",
   "model.block.mlp_dim",
-  "model.embedding",
+  "model.embedding.scale",
+  "model.embedding.init_std",
   "reference.",
   "schedule.learning_rate",
 )
@@ -83,14 +85,30 @@ class Point(NamedTuple):
 
 
 def _compared(run: Result) -> dict[str, Any]:
-  """Returns the fields in which runs must agree, and digests of the data."""
-  flat = configs.flatten(models.resolve_defaults(run["config"]))
+  """Returns the fields in which runs must agree, and digests of the data.
+
+  Options of the block that a run leaves out have their defaults.
+  """
+  config = models.resolve_defaults(run["config"])
+  if variant := models.MODELS.data.get(config["model"].get("name")):
+    options = dataclasses.fields(models.BLOCKS[variant.block])
+    simple = (bool, int, float, str)
+    block = {
+      o.name: o.default for o in options if isinstance(o.default, simple)
+    }
+    block |= config["model"].get("block", {})
+    config = {**config, "model": {**config["model"], "block": block}}
+  flat = configs.flatten(config)
+  # A section without options is empty, or missing.
   fields = {
-    k: v for k, v in flat.items() if not k.startswith(COMPARABLE_FIELDS)
+    k: v
+    for k, v in flat.items()
+    if not k.startswith(COMPARABLE_FIELDS) and v != {}
   }
   if "model.block.mlp_dim" in flat:
     share = flat["model.block.mlp_dim"] / flat["model.d_model"]
-    fields["mlp_dim / d_model"] = round(share, 3)
+    # Widths are rounded.
+    fields["mlp_dim / d_model"] = round(share, 1)
   task = run["task_description"].items()
   return fields | {f"data of {key}": value for key, value in task}
 

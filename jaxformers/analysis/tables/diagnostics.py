@@ -222,7 +222,8 @@ def _agreements(config: Mapping[str, Any]) -> dict[str, str]:
   optimiser and the learning rate.
   """
   task, flat = config["task"], configs.flatten(config)
-  model = {k: v for k, v in flat.items() if k.startswith("model.")}
+  # Sections without options are empty.
+  model = {k: v for k, v in flat.items() if k.startswith("model.") and v != {}}
   by_task = ("d_model", "positions", "rotary", *results.DERIVED_OPTIONS)
   shared = {k: v for k, v in model.items() if not k.endswith(by_task)}
   fields = ("optimizer.", "schedule.learning_rate", "batch_size")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -428,17 +429,28 @@ def latex(filled: Filled) -> str:
 
 
 def notes(filled: Filled) -> list[str]:
-  """Returns a line for each reason of a star, with its column and models."""
+  """Returns a line for each reason of a star, with its column and models.
+
+  Another line names the rows without an average, see `_average`.
+  """
   # Join the models that share a reason.
   models: dict[tuple[str, str], list[str]] = {}
   for row in filled.rows:
     for title, score in row.ours.items():
       if score.mismatch:
         models.setdefault((title, score.mismatch), []).append(row.name)
-  return [
+  lines = [
     f"* {title} ({', '.join(dict.fromkeys(names))}): {reason}."
     for (title, reason), names in models.items()
   ]
+  names = [f"{row.name} ({row.label})" for row in filled.rows]
+  shared = [n for n, count in collections.Counter(names).items() if count > 1]
+  if filled.table.has_average and shared:
+    lines.append(
+      f"No average of ours: several recipes are {', '.join(shared)}, and any "
+      "of them could belong together."
+    )
+  return lines
 
 
 def compares(filled: Filled) -> bool:

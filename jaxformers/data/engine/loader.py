@@ -139,6 +139,8 @@ class Loader:
       Process p of k reads the p-th of k equal parts of every batch. All
       processes compute the order of all examples.
     packing: rows that hold several examples; None for one example a row.
+    is_sorted: True for training batches of similar lengths, if batches are
+      padded to several lengths.
   """
 
   def __init__(
@@ -148,8 +150,11 @@ class Loader:
     process: int = 0,
     num_processes: int = 1,
     packing: Packing | None = None,
+    *,
+    is_sorted: bool = True,
   ) -> None:
     self.split, self.lengths, self.packing = split, lengths, packing
+    self.is_sorted = is_sorted and len(lengths) > 1 and packing is None
     self.process, self.num_processes = process, num_processes
     self._longest = split.lengths()
 
@@ -173,11 +178,9 @@ class Loader:
       UserError: if no example is short, the examples have no lengths, or the
         split is empty.
     """
-    # Sort by length only if batches are padded to several lengths.
-    is_sorted = len(self.lengths) > 1 and self.packing is None
 
     def make(lengths: np.ndarray) -> TrainOrder:
-      longest = lengths if is_sorted else None
+      longest = lengths if self.is_sorted else None
       repeats = self.split.repeats
       return TrainOrder(len(lengths), batch_size, seed, longest, repeats)
 

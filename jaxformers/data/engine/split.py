@@ -62,3 +62,22 @@ class Split(Protocol):
   def scoring(self) -> dict[str, Any]:
     """Returns how examples are cut for scoring, as plain JSON; {} if uncut."""
     return {}
+
+
+def row_seeds(
+  indices: np.ndarray, key: Key | None, training: int, evaluation: int
+) -> list[list[int]]:
+  """Returns a seed for the draws of each row of a batch.
+
+  It follows from seed, step and row of the global batch; in evaluation from the
+  index of the example. So the draws are the same on any number of processes.
+
+  Args:
+    indices: numbers of the examples in the split, integers [b].
+    key: seed, step and the first row of this process; None in evaluation.
+    training, evaluation: first number of the seeds with and without a key.
+  """
+  if key is None:
+    return [[evaluation, int(i)] for i in indices]
+  seed, step, first = key
+  return [[training, seed, step, first + k] for k in range(len(indices))]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageOps
 
 from jaxformers.data.images.splits import Key, Pictures, pool
 
@@ -97,7 +97,7 @@ class Scenes(Pictures):
     height, width, _ = self.shape
     size = short_side(picture.size, min(height, width))
     x, y = (size[0] - width) // 2, (size[1] - height) // 2
-    picture = picture.resize(size, BILINEAR)
+    picture = resized(picture, size)
     annotation = annotation.resize(size, NEAREST)
     return self._cut(picture, annotation, max(x, 0), max(y, 0))
 
@@ -109,7 +109,7 @@ class Scenes(Pictures):
     height, width, _ = self.shape
     side = min(height, width) * rng.uniform(*SCALES)
     size = short_side(picture.size, side)
-    picture = picture.resize(size, BILINEAR)
+    picture = resized(picture, size)
     annotation = annotation.resize(size, NEAREST)
     # Draw a window in which no class covers too much, at most ten times.
     for _ in range(10):
@@ -155,24 +155,52 @@ def short_side(size: tuple[int, int], side: float) -> tuple[int, int]:
   return width, height
 
 
+def resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+  """Returns a picture of another size (width, height), by bilinear sampling.
+
+  A smaller picture skips pixels, as in Segmenter's code; Pillow's `resize`
+  would average them.
+  """
+  across, down = (
+    old / new for old, new in zip(picture.size, size, strict=True)
+  )
+  place = (across, 0, 0, 0, down, 0)
+  return picture.transform(size, Image.Transform.AFFINE, place, BILINEAR)
+
+
 def _coloured(picture: Image.Image, rng: Rng) -> Image.Image:
-  """Changes brightness, contrast, saturation and hue, each half of the time."""
+  """Changes brightness, contrast, saturation and hue, each half of the time.
+
+  Source: `PhotoMetricDistortion` of mmsegmentation, with its parameters.
+  """
   # Change the brightness by up to 32.
   if rng.random() < 0.5:
     added = int(rng.integers(-32, 33))
     table = [min(max(value + added, 0), 255) for value in range(256)]
     picture = picture.point(table * 3)
-  # Scale contrast and saturation by 0.5 to 1.5.
-  for kind in (ImageEnhance.Contrast, ImageEnhance.Color):
-    if rng.random() < 0.5:
-      picture = kind(picture).enhance(rng.uniform(0.5, 1.5))
-  # Turn the hue by up to 18 degrees; HSV has 256 steps for 360 degrees.
+  # Scale the contrast before saturation and hue, or after them.
+  is_first = rng.random() < 0.5
+  contrast = _scaled(rng) if rng.random() < 0.5 else None
+  if contrast and is_first:
+    picture = picture.point(contrast * 3)
+  same = list(range(256))
+  scaled = _scaled(rng) if rng.random() < 0.5 else same
+  # Turn the hue by up to 36 degrees, in steps of 2; HSV has 256 for 360.
+  turned = 0
   if rng.random() < 0.5:
-    turned = int(rng.integers(-18, 19)) * 256 // 360
-    hue, *others = picture.convert("HSV").split()
-    hue = hue.point([(value + turned) % 256 for value in range(256)])
-    picture = Image.merge("HSV", (hue, *others)).convert("RGB")
-  return picture
+    turned = 2 * int(rng.integers(-18, 18)) * 256 // 360
+  if turned or scaled is not same:
+    hue, saturation, value = picture.convert("HSV").split()
+    hue = hue.point([(h + turned) % 256 for h in same])
+    parts = (hue, saturation.point(scaled), value)
+    picture = Image.merge("HSV", parts).convert("RGB")
+  return picture if is_first or not contrast else picture.point(contrast * 3)
+
+
+def _scaled(rng: Rng) -> list[int]:
+  """Returns the table of a scale of 0.5 to 1.5 for bytes."""
+  scale = rng.uniform(0.5, 1.5)
+  return [min(int(scale * value), 255) for value in range(256)]
 
 
 def windows(length: int, window: int, stride: int) -> tuple[int, ...]:

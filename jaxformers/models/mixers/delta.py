@@ -77,10 +77,10 @@ class Delta(MatrixState):
   """Linear attention that erases the value of a key before it writes.
 
   S <- a_t S, then (I - b k k^T) S + b k v^T for each of `num_householder` keys
-  of the token, and o_t = S^T q_t / sqrt(K). Queries and keys have norm 1
-  but for a small constant, so that the factor of the state is a product of
-  reflections, each with one eigenvalue 1 - b. The outputs of a head are
-  normalised, gated and mapped back.
+  of the token, and o_t = S^T q_t / sqrt(K). Queries and keys have norm 1, but
+  for a small constant if keys do not reflect, so that the factor of the state
+  is a product of reflections, each with one eigenvalue 1 - b. The outputs of a
+  head are normalised, gated and mapped back.
 
   Source: Yang et al. 2024, https://arxiv.org/abs/2406.06484, sections 2 and 3,
   for one key without decay; Yang et al. 2025, https://arxiv.org/abs/2412.06464,

@@ -79,9 +79,9 @@ def test_scores_over_the_state_have_a_line_for_each_encoder():
   rows = {(row[0], *row[3:]) for row in figure.rows if row[2] == "accuracy"}
   assert rows == {
     ("s5, mqar", 512, 25.0),
-    ("mamba, mqar: mamba, d_model=16, learning_rate=0.1", 1_024, 50.0),
-    ("mamba, mqar: mamba, d_model=16, learning_rate=10.0", 1_024, 0.0),
-    ("mamba, mqar", 2_048, 75.0),
+    ("mamba, mqar, learning_rate=0.1", 1_024, 50.0),
+    ("mamba, mqar, learning_rate=10.0", 1_024, 0.0),
+    ("mamba, mqar, learning_rate=0.1", 2_048, 75.0),
   }
 
 

@@ -138,6 +138,18 @@ def test_select_points_refuses_runs_of_different_fields():
     result["config"]["model"]["block"] = {"mlp_dim": 256}
   with pytest.raises(ValueError, match="mlp_dim / d_model: 2.0, 4.0"):
     depth.select_points(runs)
+  runs = [run(24, 64, 0, 5.0), run(24, 128, 0, 5.0)]
+  runs[0]["config"]["model"]["embedding"] = {"norm_epsilon": 1e-5}
+  with pytest.raises(ValueError, match="embedding.norm_epsilon: 1e-05, not"):
+    depth.select_points(runs)
+  # Defaults, empty sections and rounded widths are no differences.
+  runs = [run(24, d, 0, 5.0) for d in (128, 90, 64)]
+  for result, width in zip(runs, (342, 240, 170), strict=True):
+    block = {"mlp_dim": width}
+    result["config"]["model"] |= {"name": "transformer", "block": block}
+  runs[0]["config"]["model"]["mixer"] = {}
+  runs[1]["config"]["model"]["block"] |= {"streams": 1, "norm_first": True}
+  assert len(depth.select_points(runs)) == 3
   runs = [run(24, 64, seed, 5.0) for seed in (0, 1)]
   runs[0]["config"]["model"]["embedding"] = {"scale": 8.0}
   with pytest.raises(ValueError, match="embedding of L=24 d=64"):

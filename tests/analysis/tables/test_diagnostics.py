@@ -2,7 +2,9 @@
 
 import pytest
 
+from jaxformers import config as configs
 from jaxformers.analysis.tables import diagnostics
+from jaxformers.config import RunConfig
 from jaxformers.models import MODELS
 from jaxformers.sweep import plans
 from jaxformers.sweep.runs import Sweep
@@ -130,6 +132,18 @@ def test_recipes_that_differ_have_separate_rows():
     run(0, "mamba", "mqar", {8: 0}, task="recall", d_model=64),
   ]
   assert "| 10; cannot | 100; unknown |" in diagnostics.matrix(finished)
+
+
+def test_tasks_of_the_package_share_the_row_of_an_encoder():
+  """Attention has positions in recall only, and widths differ."""
+  finished = []
+  for task, problem in (("state_tracking", "Z2"), ("recall", "mqar")):
+    name = f"diagnostics/{task}:problem={problem},model=transformer"
+    config = RunConfig.from_dict(configs.load_with(name, [])).as_dict()
+    scores = {"64": {"accuracy": 1.0, "sequence_accuracy": 0.0}}
+    finished.append(made.make(config, task=task, by_length=scores))
+  ((name, cells),) = diagnostics.rows_of(finished)
+  assert (name, len(cells)) == ("transformer", 2)
 
 
 @pytest.mark.slow

@@ -175,6 +175,7 @@ def test_fill_mixes_no_recipes_of_one_task():
   filled = p.fill(papers.TRANSJECT_2, runs)
   rows = [row for row in filled.rows if row.name == "skyformer"]
   assert [p._average(row, filled) for row in rows] == 2 * [("59.4", "")]
+  assert p.notes(filled)[-1].startswith("No average of ours: several recipes")
 
 
 @pytest.mark.parametrize(

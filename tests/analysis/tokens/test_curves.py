@@ -166,7 +166,10 @@ def test_smoothness_command_prints_tables_and_writes_csv(
     if workdir.name == "seed_1":
       params = jax.tree.map(lambda leaf: 2 * leaf, params)
     return types.SimpleNamespace(
-      model=model, params=params, draw=lambda *_: {"inputs": ids}
+      model=model,
+      params=params,
+      draw=lambda *_: {"inputs": ids},
+      task=types.SimpleNamespace(max_len=9),
     )
 
   settings = []
@@ -174,10 +177,11 @@ def test_smoothness_command_prints_tables_and_writes_csv(
   monkeypatch.setattr(states, "record", lambda *_, **how: settings.append(how))
   with jax.enable_x64(False):
     # A cut sample has another score, which does not replace the first one.
-    for length in (512, 9):
+    for length in (512, 9, 8):
       smoothness_command.main(["transject", f"--length={length}"])
-    first, second = settings
-    assert second == first | {"length": 9}
+    first, second, third = settings
+    assert second == first
+    assert third == first | {"length": 8}
     capsys.readouterr()
     seeded = tmp_path / "symmetric_transformer"
     for k in range(2):

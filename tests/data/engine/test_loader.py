@@ -137,6 +137,18 @@ def test_order_begins_with_short_examples(lengths):
     np.testing.assert_array_equal(order(30 + step), every(step))
 
 
+def test_batches_whose_examples_are_compared_are_random():
+  split = splits(40)
+  plain = loader.Loader(split, (60,)).order(4, seed=0)
+  mixed = loader.Loader(split, (10, 30, 60), is_sorted=False)
+  order = mixed.order(4, seed=0)
+  for step in range(20):
+    np.testing.assert_array_equal(order(step), plain(step))
+  # They are padded to several lengths all the same.
+  short = np.argsort(split.lengths())[:2]
+  assert mixed.batch(short)["inputs"].shape[1] < 60
+
+
 def test_order_without_short_examples_is_refused():
   split = splits(5)
   least = split.lengths().min()

@@ -1,5 +1,6 @@
 """Windows of scenes."""
 
+import colorsys
 import dataclasses
 import itertools
 
@@ -125,6 +126,37 @@ def test_scene_refuses_annotations_that_do_not_fit(
   message = f"{folder}.*file 2 of 2.*example 2.*{reason}.*{folder.parent} "
   with pytest.raises(ValueError, match=message):
     source.batch(np.array([1, 0]))
+
+
+def test_a_smaller_scene_skips_pixels():
+  """Two pixels next to the middle count, and not all four."""
+  row = np.tile([0, 255, 255, 0], 4)
+  pixels = np.repeat(np.tile(row, (16, 1))[..., None], 3, -1)
+  picture = Image.fromarray(pixels.astype(np.uint8))
+  assert (np.asarray(s.resized(picture, (4, 16))) == 255).all()
+  # A greater one interpolates, as Pillow does.
+  np.testing.assert_allclose(
+    np.asarray(s.resized(picture, (24, 16)), int),
+    np.asarray(picture.resize((24, 16), s.BILINEAR), int),
+    atol=1,
+  )
+
+
+def test_colours_change_as_far_as_published():
+  """Contrast scales a grey, and the hue turns by up to 36 degrees."""
+  pixels = np.zeros((1, 2, 3), np.uint8)
+  pixels[0, 0], pixels[0, 1] = 100, (200, 0, 0)
+  greys, hues = [], []
+  for seed in range(300):
+    rng = np.random.default_rng(seed)
+    changed = s._coloured(Image.fromarray(pixels), rng)
+    (grey, red) = np.asarray(changed)[0].astype(int)
+    greys.append(grey.mean())
+    hues.append(colorsys.rgb_to_hsv(*(red / 255))[0] * 360)
+  # (100 + 32) x 1.5 and (100 - 32) x 0.5.
+  assert 180 < max(greys) <= 198 and 34 <= min(greys) < 50
+  turned = [(hue + 180) % 360 - 180 for hue in hues]
+  assert -40 < min(turned) < -30 and 30 < max(turned) < 40
 
 
 def test_short_side_keeps_the_aspect_ratio():
