@@ -794,7 +794,7 @@ class TrainedModel:
   ) -> list[Certificate]:
     """Certifies how far each input may change before its prediction can.
 
-    The certificate is of the model in float32. A model that computes in
+    The certificate applies to the model in float32. A model that computes in
     bfloat16 rounds more, and may predict another class.
 
     Args:

@@ -338,7 +338,6 @@ class Ahead:
     began = time.perf_counter()
     program = _compile(name, lowered, chip)
     seconds = time.perf_counter() - began
-    # Read memory, work and communication.
     plan = program.memory_analysis()
     planned = memory.planned_bytes(program)
     total = planned / 2**30
@@ -346,10 +345,10 @@ class Ahead:
       raise memory.TooLargeError(planned)
     devices = self.layout.mesh.devices.ravel().tolist()
     counts = programs.count(program.as_text(), devices)
-    is_short = self.config.model.dtype == "bfloat16"
-    peak = chip.bfloat16 if is_short else chip.float32
-    plain = counts.flops - counts.precise
-    compute_ms = (plain / peak + counts.precise / chip.highest) / 1e9
+    dtype = self.config.model.dtype
+    peak = chip.bfloat16 if dtype == "bfloat16" else chip.float32
+    plain = (counts.flops - counts.precise) / peak
+    compute_ms = (plain + counts.precise / chip.highest) / 1e9
     memory_ms = counts.bytes / chip.bandwidth / 1e6
     compiler_ms = counts.cycles / chip.clock / 1e6 if chip.clock else 0.0
     binds = "compute" if compute_ms > memory_ms else "memory"

@@ -230,8 +230,8 @@ class SharedOptions:
     groups: see `Groups.table`.
     layer_decay: factor c by depth: the learning rate of layer i of L, counted
       from 0, is multiplied by c^(L - i), the embedding's by c^(L + 1), and a
-      head's by 1 (Bao et al. 2021, BEiT, https://arxiv.org/abs/2106.08254; all
-      but the head's are 1 / c times those of ELECTRA's code).
+      head's by 1 (Bao et al. 2021, BEiT, https://arxiv.org/abs/2106.08254; in
+      ELECTRA's code the exponents of layers and embedding are one greater).
     cap: "soft" or "exact" to keep every kernel of a layer at a greatest norm,
       and rows of the embedding at a root mean square of 1; see `caps`. "" for
       no cap.

@@ -146,8 +146,8 @@ def by_state(groups: Sequence[SeedGroup]) -> Figure | None:
   """Returns the figure of recall over bytes of the state; None without it.
 
   Recipes of one encoder on the same problem are one line, unless some of them
-  have equal states. Then learning rates and other fields besides those of the
-  model have a line each.
+  have equal states. Then learning rates and other fields outside of the model
+  have a line each.
 
   Source: Arora, Eyuboglu et al. 2024, https://arxiv.org/abs/2402.18668, figure
   2, where the state of a model limits how much it recalls.

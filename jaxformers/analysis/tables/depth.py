@@ -116,7 +116,7 @@ def _compared(run: Result) -> dict[str, Any]:
 def _check_comparable(runs: Sequence[Result]) -> None:
   """Raises UserError if runs differ in more than sizes and learning rate."""
   fields: list[dict[str, Any]] = []
-  # Embeddings follow from the width: compare those of one depth and width.
+  # Embeddings follow from the width: compare them at one depth and width.
   values: dict[str, set[str]] = {}
   for run in runs:
     if run.get("metric") != "perplexity":

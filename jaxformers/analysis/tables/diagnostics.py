@@ -333,13 +333,27 @@ def _mad_setting(task: Mapping[str, Any]) -> int | None:
   return settings.index(setting) if is_known else None
 
 
-def _mad_row(config: Mapping[str, Any]) -> str:
-  """Returns the name of an encoder with its sizes and its number of epochs."""
+def _mad_row(config: Mapping[str, Any], models: dict[str, list[str]]) -> str:
+  """Returns the name of an encoder with its sizes and its number of epochs.
+
+  Further models of one name have a number.
+
+  Args:
+    config: config of a run.
+    models: models so far, as text, by name; the model of the run is added.
+  """
   model = config["model"]
   examples = config["total_steps"] * config["batch_size"]
   epochs = round(examples / config["task"]["num_train"])
   sizes = f"{model['num_layers']} x {model['d_model']}"
-  return f"{row_name(config)}, {sizes}, {epochs} epochs"
+  name = f"{row_name(config)}, {sizes}, {epochs} epochs"
+  # Compression has another head, so heads are not compared.
+  text = json.dumps({**model, "head": {}}, sort_keys=True)
+  of_name = models.setdefault(name, [])
+  if text not in of_name:
+    of_name.append(text)
+  place = of_name.index(text)
+  return f"{name} [{place + 1}]" if place else name
 
 
 def mad_scores(finished: Sequence[Result]) -> str:
@@ -365,15 +379,7 @@ def mad_scores(finished: Sequence[Result]) -> str:
     number = _mad_setting(config["task"])
     if number is None:
       continue
-    name = _mad_row(config)
-    # Compression has another head, so heads are not compared.
-    model = json.dumps({**config["model"], "head": {}}, sort_keys=True)
-    of_name = models.setdefault(name, [])
-    if model not in of_name:
-      of_name.append(model)
-    place = of_name.index(model)
-    name += f" [{place + 1}]" * (place > 0)
-    problems = best.setdefault(name, {})
+    problems = best.setdefault(_mad_row(config, models), {})
     settings = problems.setdefault(config["task"]["problem"], {})
     score = 100 * statistics.mean(run["accuracy"] for run in runs)
     settings[number] = max(score, settings.get(number, 0.0))
