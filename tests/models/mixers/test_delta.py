@@ -34,7 +34,10 @@ def outputs(params, x, *, options, causal):
   # Queries, then the keys of all writes, then their values.
   ends = np.cumsum([key] + [key] * writes + [value] * writes)[:-1]
   q, *rest = (sequential.by_heads(a, h) for a in np.split(read, ends, 1))
-  q, *keys = map(unit, (q, *rest[:writes]))
+  q = unit(q)
+  # Reflections divide by the exact norm.
+  small = 0.0 if options.get("reflect") else 1e-6
+  keys = [unit(key, small) for key in rest[:writes]]
   beta = sequential.sigmoid(
     sequential.linear(params["strength"], x) if "strength" in params else 0.0
   )
@@ -62,8 +65,8 @@ def outputs(params, x, *, options, causal):
   return sequential.linear(params["output"], y)
 
 
-def unit(x):
-  return x / np.sqrt(np.square(x).sum(-1, keepdims=True) + 1e-6)
+def unit(x, small=1e-6):
+  return x / np.sqrt(np.square(x).sum(-1, keepdims=True) + small)
 
 
 @pytest.mark.parametrize("causal", [True, False])
