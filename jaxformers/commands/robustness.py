@@ -106,15 +106,15 @@ def main(
       if folder and name == "imagenet_c":
         scores |= robustness.imagenet_c(run, folder, batch_size=batch_size)
         kept = {"mce": scores["mce"]}
+        num_images = scores.pop("images")
       elif folder:
         scores[name] = robustness.unusual(
           run, folder, name, batch_size=batch_size
         )
         kept = {"accuracy": scores[name]}
+        num_images = robustness.count_images(folder, name)
       # Record the score with the name of the set.
       if folder:
-        num_images = scores.pop("images", 0)
-        num_images = num_images or robustness.count_images(folder, name)
         states.record(
           run, workdir, state, "robustness", kept, num_images, set=name
         )

@@ -150,19 +150,18 @@ def _compile(name: str, lowered: Any, chip: Chip) -> Any:
     TooLargeError: if the step does not fit.
     UserError: if the compiler refuses it for another reason.
   """
-  try:
+  refused: Exception | None = None
+  # TPUs have no such library.
+  for options in ({},) if chip.axes else ({}, _BY_LIBRARY):
     try:
-      return memory.compile_step(lowered)
-    except jax.errors.JaxRuntimeError:
-      if chip.axes:  # TPUs have no such library.
-        raise
-      return memory.compile_step(lowered, **_BY_LIBRARY)
-  except jax.errors.JaxRuntimeError as error:
-    reason = str(error).splitlines()[0]
-    raise UserError(
-      f"The compiler refuses the {name} step: {reason:.300}. Some compilers "
-      "need a length that is a multiple of 16."
-    ) from error
+      return memory.compile_step(lowered, **options)
+    except jax.errors.JaxRuntimeError as error:
+      refused = error
+  reason = str(refused).splitlines()[0]
+  raise UserError(
+    f"The compiler refuses the {name} step: {reason:.300}. Some compilers need "
+    "a length that is a multiple of 16."
+  ) from refused
 
 
 class Ahead:

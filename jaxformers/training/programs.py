@@ -441,17 +441,20 @@ def _flops(each: Instruction) -> int:
   left, right = (arrays(source.shape)[0].dims for source in each.sources[:2])
   if each.kind == "convolution":
     return 2 * _convolved(each, (left, right, result.dims))
-  # The attributes of cuBLAS are JSON.
-  listed = each.attribute(r'lhs_contracting_dim\w+"?[=:][\[{]([\d,"]*)')
-  axes = _numbers(listed.replace('"', ""))
+  axes = _numbers(_listed(each, "lhs_contracting_dim"))
   return 2 * result.entries * math.prod(left[k] for k in axes)
 
 
 def _is_precise(each: Instruction) -> bool:
   """Returns True if a product of float32 has the highest precision."""
   is_short = any(arrays(part.shape)[0].bits < 32 for part in each.sources[:2])
-  listed = each.attribute(r'operand_precision"?[=:][\[{]([\w,"]*)')
-  return listed.replace('"', "").lower() == "highest,highest" and not is_short
+  precision = _listed(each, "operand_precision").lower()
+  return precision == "highest,highest" and not is_short
+
+
+def _listed(each: Instruction, name: str) -> str:
+  """Returns the list of an attribute, such as "0,1"; cuBLAS writes JSON."""
+  return each.attribute(name + r'\w*"?[=:][\[{]([\w,"]*)').replace('"', "")
 
 
 def _is_library(each: Instruction) -> bool:

@@ -101,15 +101,14 @@ class Trainer:
     share = self.layout.share
     # A loss that compares examples needs random ones.
     is_sorted = not LOSSES[self.model.objective].sees_batch
-    self._loader = Loader(
-      train, lengths, *share, self.packing, is_sorted=is_sorted
-    )
+    read = functools.partial(Loader, is_sorted=is_sorted)
+    self._loader = read(train, lengths, *share, self.packing)
     names = run.task.curriculum
     short = (0, 0) if names else (c.short_steps, c.short_length)
     self.order = self._loader.order(c.batch_size, c.seed, *short)
     # Easier examples, which the first steps read instead.
     easier = [
-      Loader(run.task.splits[name], lengths, *share, self.packing)
+      read(run.task.splits[name], lengths, *share, self.packing)
       for name in names
     ]
     self._easier = [(each, each.order(c.batch_size, c.seed)) for each in easier]

@@ -48,6 +48,12 @@ def build(name, options=(), **fields):
   )
 
 
+def classifier(**fields):
+  sizes = {"vocab_size": 11, "max_len": N, "d_model": 8, "num_layers": 1}
+  causal = {"causal": True}
+  return models.build("s5", **sizes, num_classes=3, mixer=causal, **fields)
+
+
 def start(model):
   """Parameters that nothing hides behind: none of them is 0."""
   params = initial.params(model, model.example())
@@ -217,33 +223,13 @@ def test_attention_with_a_state_has_dropout_in_training():
 
 @pytest.mark.parametrize("fields", [{"separator": 9}, {"pool": "cls"}])
 def test_parts_of_a_sequence_have_no_second_beginning(fields):
-  model = models.build(
-    "s5",
-    vocab_size=11,
-    max_len=N,
-    num_classes=3,
-    d_model=8,
-    num_layers=1,
-    objective="token_classification",
-    mixer={"causal": True},
-    **fields,
-  )
+  model = classifier(objective="token_classification", **fields)
   with pytest.raises(ValueError, match="class tokens or with a separator"):
     model.apply({}, ids(), train=False, return_state=True)
 
 
 def test_the_first_token_may_be_padding_of_an_earlier_part():
-  model = models.build(
-    "s5",
-    vocab_size=11,
-    max_len=N,
-    num_classes=3,
-    d_model=8,
-    num_layers=1,
-    pool="first",
-    positions="none",
-    mixer={"causal": True},
-  )
+  model = classifier(pool="first", positions="none")
   variables = {"params": start(model)}
   tokens = jnp.array([[0, 0, 5, 7], [3, 0, 5, 7]])
   whole = model.apply(variables, tokens, train=False)

@@ -194,19 +194,31 @@ def _distinct(
   titles: dict[tuple[str, str], str] = {}
   for line in dict.fromkeys(line for line, *_ in points):
     groups = {g.label: (size, g) for each, size, g in points if each == line}
-    if len({size for size, _ in groups.values()}) == len(groups):
-      titles |= {(line, label): line for label in groups}
-      continue
     flat = {k: tables.labelled_fields(g.config) for k, (_, g) in groups.items()}
-    for label, fields in flat.items():
-      keys = tables.differing_keys(fields, [*flat.values()])
-      keys = [key for key in keys if not key.startswith("model.")]
-      parts = [line, *tables.assignments(fields, keys)]
-      titles[line, label] = ", ".join(parts)
-    # Other options of the model may leave the size of the state unchanged.
-    sizes = [(titles[line, k], size) for k, (size, _) in groups.items()]
-    if len({*sizes}) < len(sizes):
-      titles |= {(line, label): f"{line}: {label}" for label in groups}
+    others = {
+      label: [
+        key
+        for key in tables.differing_keys(fields, [*flat.values()])
+        if not key.startswith("model.")
+      ]
+      for label, fields in flat.items()
+    }
+    forms = (
+      dict.fromkeys(groups, line),
+      {
+        label: ", ".join([line, *tables.assignments(flat[label], keys)])
+        for label, keys in others.items()
+      },
+      # Other options of the model may leave the size of the state unchanged.
+      {label: f"{line}: {label}" for label in groups},
+    )
+    # Take the first form in which every point of a line has its own size.
+    for form in forms:
+      if len({(form[k], size) for k, (size, _) in groups.items()}) == len(
+        groups
+      ):
+        break
+    titles |= {(line, label): title for label, title in form.items()}
   return titles
 
 

@@ -245,8 +245,7 @@ def rows_of(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
   Args:
     finished: contents of `results.json`; runs of other tasks are ignored.
   """
-  rows: list[tuple[str, Cells]] = []
-  common: list[dict[str, str]] = []
+  rows: list[tuple[str, Cells, dict[str, str]]] = []
   for seeds in results.by_seed(finished):
     runs = list(seeds.values())
     if runs[0]["task"] not in METRICS or not runs[0].get("by_length"):
@@ -255,17 +254,20 @@ def rows_of(finished: Sequence[Result]) -> list[tuple[str, Cells]]:
     name, column = row_name(config), column_name(runs[0])
     wanted = _agreements(config)
     # Find a row of this encoder that agrees and whose cell is free, or add one.
-    for (row, cells), agreed in zip(rows, common, strict=True):
-      agrees = all(agreed.get(k, text) == text for k, text in wanted.items())
-      if row == name and agrees and column not in cells:
-        break
-    else:
-      cells, agreed = {}, {}
-      rows.append((name, cells))
-      common.append(agreed)
-    cells[column] = runs
-    agreed.update(wanted)
-  return rows
+    fitting = (
+      (row, cells, agreed)
+      for row, cells, agreed in rows
+      if row == name
+      and column not in cells
+      and all(agreed.get(k, text) == text for k, text in wanted.items())
+    )
+    entry = next(fitting, None)
+    if entry is None:
+      entry = (name, {}, {})
+      rows.append(entry)
+    entry[1][column] = runs
+    entry[2].update(wanted)
+  return [(name, cells) for name, cells, _ in rows]
 
 
 def scores(runs: Sequence[Result]) -> list[tuple[int, float]]:

@@ -82,6 +82,11 @@ class Row(NamedTuple):
   recipes: dict[str, str]
   deviations: Mapping[str, float] = {}
 
+  @property
+  def title(self) -> str:
+    """Name and label."""
+    return f"{self.name} ({self.label})"
+
   def takes(self, column: Column, recipe: str) -> bool:
     """Returns True if a recipe can fill a column of this row.
 
@@ -359,6 +364,12 @@ def _cells(row: Row, column: Column, plus: str) -> tuple[str, str]:
   return printed, text
 
 
+def _shared(filled: Filled) -> list[str]:
+  """Returns the titles that several rows of a table have."""
+  counts = collections.Counter(row.title for row in filled.rows)
+  return [title for title, count in counts.items() if count > 1]
+
+
 def _average(row: Row, filled: Filled) -> tuple[str, str]:
   """Returns the paper's and our mean over all columns, "" if one is missing.
 
@@ -366,14 +377,13 @@ def _average(row: Row, filled: Filled) -> tuple[str, str]:
   together.
   """
   table = filled.table
-  alike = [r for r in filled.rows if (r.name, r.label) == (row.name, row.label)]
   titles = [column.title for column in table.columns]
   theirs = [row.theirs[title] for title in titles if title in row.theirs]
   ours = [row.ours[title] for title in titles if title in row.ours]
   printed, mean = "", ""
   if len(theirs) == len(titles):
     printed = f"{sum(theirs) / len(titles):.1f}"
-  if len(ours) == len(titles) and len(alike) == 1:
+  if len(ours) == len(titles) and row.title not in _shared(filled):
     mean = f"{sum(score.mean for score in ours) / len(titles):.1f}"
     mean += " *" if any(score.mismatch for score in ours) else ""
   return printed, mean
@@ -443,9 +453,7 @@ def notes(filled: Filled) -> list[str]:
     f"* {title} ({', '.join(dict.fromkeys(names))}): {reason}."
     for (title, reason), names in models.items()
   ]
-  names = [f"{row.name} ({row.label})" for row in filled.rows]
-  shared = [n for n, count in collections.Counter(names).items() if count > 1]
-  if filled.table.has_average and shared:
+  if filled.table.has_average and (shared := _shared(filled)):
     lines.append(
       f"No average of ours: several recipes are {', '.join(shared)}, and any "
       "of them could belong together."
