@@ -85,14 +85,18 @@ class Grid(NamedTuple):
   """Frequencies of a batch of rings.
 
   Attributes:
-    delay: exp(-i w m) for the dilations m and the frequencies w of each length,
-      complex [b, G, 1, 2, n]. The axis of size 2 has the delay, and its
-      conjugate, which reads backwards.
-    order: index of the dilation of each section and group, int [S, G].
+    delays: for each section, exp(-i w m) for the dilations m of the channels
+      and the frequencies w of each length; the conjugate for channels that read
+      backwards. Complex arrays [b, G, 1, 2, n], or [b, C, n] on a TPU.
+    axes: axes of the channels, (G, C / 2G, 2) or (C,).
   """
 
-  delay: jax.Array
-  order: np.ndarray
+  delays: list[jax.Array]
+  axes: tuple[int, ...]
+
+  def by_channel(self, x: jax.Array) -> jax.Array:
+    """Returns values of sections [S, C] as [S, *axes, 1]."""
+    return x.reshape(-1, *self.axes, 1)
 
 
 def _grid(
@@ -107,14 +111,25 @@ def _grid(
   size = lengths.astype(jnp.uint32)[:, None, None]
   steps = jnp.asarray(dilations, jnp.uint32)[None, :, None]
   delay = _unit((frequency * steps) % size, size, sections.angle.dtype)
+  count, channels = sections.angle.shape
+  groups = len(dilations)
+  order = delays(dilations, count)
+  if platforms.on_tpu():
+    # Copy the delays of groups to channels by products with 0 and 1. The
+    # compiler would copy all arrays with an axis of 2, to join it with others.
+    chosen = np.eye(groups, dtype=delay.real.dtype)[order]
+    chosen = chosen.repeat(channels // groups, 1)
+    sign = (1 - 2 * (np.arange(channels) % 2)).astype(chosen.dtype)[:, None]
+    copy = functools.partial(jnp.einsum, "cg,bgn->bcn", precision="highest")
+    each = [
+      jax.lax.complex(copy(row, delay.real), copy(sign * row, delay.imag))
+      for row in chosen
+    ]
+    return Grid(each, (channels,))
   # Append the conjugate for the channels that read backwards.
-  delay = jnp.stack([delay, jnp.conj(delay)], 2)[:, :, None]
-  return Grid(delay, delays(dilations, len(sections.angle)))
-
-
-def _of_groups(x: jax.Array, groups: int) -> jax.Array:
-  """Returns values of sections [S, C] as [S, G, C / 2G, 2, 1]."""
-  return x.reshape(len(x), groups, -1, 2, 1)
+  pairs = jnp.stack([delay, jnp.conj(delay)], 2)[:, :, None]
+  axes = groups, channels // 2 // groups, 2
+  return Grid([pairs[:, index] for index in order], axes)
 
 
 def transfer(sections: Sections, grid: Grid) -> jax.Array:
@@ -130,10 +145,9 @@ def transfer(sections: Sections, grid: Grid) -> jax.Array:
     Complex [b, C, n] of modulus 1; undefined at indices of at least the length.
   """
   # Multiply z and 1 - lambda z over all sections.
-  eigenvalues = _of_groups(sections.eigenvalues(), grid.order.shape[1])
+  eigenvalues = grid.by_channel(sections.eigenvalues())
   product = denominator = jnp.ones((), eigenvalues.dtype)
-  for index, factor in zip(grid.order, eigenvalues, strict=True):
-    z = grid.delay[:, index]
+  for z, factor in zip(grid.delays, eigenvalues, strict=True):
     product = product * z
     denominator = denominator * (1 - factor[None] * z)
   # With |z| = 1, (z - conj(a)) / (1 - a z) = z conj(1 - a z) / (1 - a z), which
@@ -156,24 +170,23 @@ def _gradient_of_phases(
     sections, grid: sections and frequencies, as in `transfer`.
     slope: gradient with respect to the phases of `transfer`, real [b, C, n].
   """
-  # Arrange the gradient by groups and directions, [b, G, C / 2G, 2, n].
-  groups = grid.order.shape[1]
-  slope = slope.reshape(slope.shape[0], groups, -1, 2, slope.shape[-1])
+  # Arrange the gradient by the axes of the channels.
+  slope = slope.reshape(slope.shape[0], *grid.axes, slope.shape[-1])
   eigenvalues = sections.eigenvalues()
   sizes = jnp.abs(eigenvalues)
   by_size, by_angle = [], []
-  for index, factor, r in zip(
-    grid.order,
-    _of_groups(eigenvalues, groups),
-    _of_groups(sizes, groups),
+  for z, factor, r in zip(
+    grid.delays,
+    grid.by_channel(eigenvalues),
+    grid.by_channel(sizes),
     strict=True,
   ):
     # Compute a z and |1 - a z|^2, then sum over samples and frequencies.
-    turned = factor[None] * grid.delay[:, index]
+    turned = factor[None] * z
     square = jnp.square(1 - turned.real) + jnp.square(turned.imag)
     weight = 2 * slope / square
-    sine = (weight * turned.imag).sum((0, 4))
-    cosine = (weight * (turned.real - jnp.square(r)[None])).sum((0, 4))
+    sine = (weight * turned.imag).sum((0, -1))
+    cosine = (weight * (turned.real - jnp.square(r)[None])).sum((0, -1))
     by_size.append(sine.ravel())
     by_angle.append(cosine.ravel())
   # The sums with r sin p, the imaginary part of a z, are derivatives with
