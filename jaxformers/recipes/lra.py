@@ -134,8 +134,8 @@ def make_config(
     learning_rate: peak learning rate at size=paper.
     warmup_steps: number of steps up to the peak at size=paper.
     tiny: fields at size=tiny, as keywords of `tiny_fields`.
-    laptop: fields that replace fields of `tiny` at size=laptop, an hour of two
-      cores; None if the task has no such size.
+    laptop: fields that replace fields of `tiny` at size=laptop, at most two
+      hours of a core; None if the task has no such size.
     eval_examples: number of examples that choose the checkpoint in Skyformer's
       code, if it does not score all; for "skyformer" and "paper".
     pools: pooling, by protocol; "jaxformers" has TransJect's own pooling.
