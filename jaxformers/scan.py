@@ -440,10 +440,7 @@ def _segment_backward(
   later = jax.tree.map(lambda x: shift(x, False), flags)
   zero = _map(jnp.zeros_like, before)
   lam = _map(flip, run(_adjoint(factor), first, later, zero))
-  # Masked steps do not use their factors.
-  effective = times(lam, _adjoint(earlier))
-  if flags.keep is not None:
-    effective = _map(lambda x: jnp.where(flags.keep, x, 0), effective)
+  effective = _effective(lam, earlier, flags)
   da = _reduce(effective, a, is_constant=fixed is not None)
   # The gradient of the state before the segment is conj(a_0) lambda_0.
   head: Flags = jax.tree.map(lambda x: x[:, 0], flags)
@@ -451,6 +448,20 @@ def _segment_backward(
   last = _map(lambda x: x[:, 0], lam)
   out = times(_adjoint(_beside(_ones_where(head.keep, decay), last)), last)
   return da, lam, _forget(head.fresh, out)
+
+
+def _effective(lam: Pair, earlier: Pair, flags: Flags) -> Pair:
+  """Returns the gradients lambda_t conj(h_(t-1)) of the factors of steps."""
+  effective = times(lam, _adjoint(earlier))
+  # States that no result depends on are not finite at times before a reset.
+  if flags.fresh is not None:
+    parts = jax.tree.leaves(lam)
+    is_used = functools.reduce(jnp.logical_or, [part != 0 for part in parts])
+    effective = _map(lambda x: jnp.where(is_used, x, 0), effective)
+  # Masked steps do not use their factors.
+  if flags.keep is not None:
+    effective = _map(lambda x: jnp.where(flags.keep, x, 0), effective)
+  return effective
 
 
 def _loop_backward(
@@ -472,9 +483,7 @@ def _loop_backward(
     factor, at_step, gradient, earlier = args
     factor = factor if fixed is None else fixed
     lam = _plus(gradient, after)
-    effective = times(lam, _adjoint(earlier))
-    if at_step.keep is not None:
-      effective = _map(lambda x: jnp.where(at_step.keep, x, 0), effective)
+    effective = _effective(lam, earlier, at_step)
     factor = _beside(_ones_where(at_step.keep, factor), lam)
     after = _forget(at_step.fresh, times(_adjoint(factor), lam))
     if fixed is None:

@@ -249,6 +249,12 @@ def test_linear_scan_begins_anew_at_resets(form, varies):
       chex.assert_trees_all_close(got, want, atol=1e-12)
   # Numbers that are not finite do not cross a reset.
   b[:, :9] = np.nan
+
+  def after(a):
+    states, _ = linear_scan(a, b, resets=resets, form=form)
+    return sum(jnp.abs(row).sum() for row in (states[0, 9:], states[1, 20:]))
+
+  chex.assert_tree_all_finite(jax.grad(after)(a))
   a = a.copy()
   if varies:
     a[:, :9] = np.nan

@@ -182,6 +182,12 @@ def _check_reversible(config: ModelConfig) -> None:
       'memory="reversible" needs layers that can be inverted. Choose a model '
       f'from {model_names()}, or memory="recomputed".'
     )
+  if layers.reversible_layers() < 1:
+    raise UserError(
+      f'memory="reversible" with dtype={config.dtype!r}: the inverse of a '
+      "layer may multiply rounding errors beyond 1e-3. Choose "
+      'memory="recomputed".'
+    )
   # With few layers, branches contract too slowly.
   if config.num_layers < layers.least_layers:
     raise UserError(

@@ -224,7 +224,8 @@ class SharedOptions:
 
   Attributes:
     clip_value, clip_norm: greatest magnitude of each entry of the gradient, and
-      greatest norm of the whole gradient; 0 for no clipping.
+      greatest norm of the whole gradient; 0 for no clipping. With the map
+      "matrix" the gradient has the coordinates of rotations.
     cycle_momentum: True to vary Adam's first beta by `onecycle_momentum`; needs
       the schedule "onecycle".
     groups: see `Groups.table`.
@@ -521,7 +522,7 @@ def build_optimizer(
   frozen = [part for part in shared.frozen.split(",") if part]
   options |= {"schedule": rate, "decays": groups.decayed}
   tx = call(f"optimizer {kind!r}", OPTIMIZERS[kind], options)
-  # Clip the Euclidean gradients, before the Riemannian transformation.
+  # Clip gradients, for the map "matrix" in the coordinates of rotations.
   clips = [optax.clip(shared.clip_value)] if shared.clip_value else []
   if shared.clip_norm:
     clips.append(optax.clip_by_global_norm(shared.clip_norm))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -180,6 +181,14 @@ class InvertibleLayers(abc.ABC):
       max_steps: greatest number of steps of each iteration, if there is one.
     """
 
+  def reversible_layers(self) -> int:
+    """Returns how many layers in succession are inverted in training.
+
+    The inverses may amplify rounding, so the outputs of further layers are
+    stored. A result of 0 means that not even one layer is inverted well.
+    """
+    return self.num_layers
+
   def constants(self, weights: Any, shared: Any) -> dict[str, float]:
     """Returns Lipschitz constants of the branches that an iteration inverts.
 
@@ -306,7 +315,7 @@ def model_names() -> str:
 
 # Use the full precision of float32 also on accelerators, where the default is
 # lower. A branch that rounds is a step function, which cannot be inverted. In
-# half precision, forward and inverse round in the same way.
+# half precision, forward and inverse round residual branches in the same way.
 _precise = functools.partial(jax.default_matmul_precision, "highest")
 
 
@@ -350,7 +359,7 @@ def run_layers(
   memory: str,
   keep_hidden: bool,
 ) -> tuple[Outputs, Shared]:
-  """Runs all layers as one loop, whose backward pass stores no activations.
+  """Runs all layers in loops, whose backward pass stores few activations.
 
   Args:
     layers: layers as pure functions.
@@ -418,7 +427,6 @@ def recomputed(
   return jax.lax.scan(step, x, stacked)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def reversible(
   layers: InvertibleLayers,
   stacked: Any,
@@ -428,11 +436,39 @@ def reversible(
 ) -> jax.Array:
   """Returns the output of the last layer; arguments as for `stored`.
 
-  The forward pass stores only this output and the side outputs. The backward
-  pass inverts one layer after the other, and computes gradients at the inverted
-  inputs. They differ from the exact gradients by rounding; in half precision,
-  by the rounding of the branches.
+  The forward pass stores this output, the side outputs, and the output of every
+  `layers.reversible_layers()` layers. The backward pass inverts one layer after
+  the other, and computes gradients at the inverted inputs. They differ from the
+  exact gradients by rounding; in half precision, by the rounding of the
+  branches.
   """
+  count = max(layers.reversible_layers(), 1)
+  if count >= layers.num_layers:
+    return _reversible(layers, stacked, x, shared, mask)
+
+  def step(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+    return _reversible(layers, weights, x, shared, mask), None
+
+  def group(w: jax.Array) -> jax.Array:
+    return w[:end].reshape(-1, count, *w.shape[1:])
+
+  # Loop over groups of layers, and over the rest.
+  end = layers.num_layers // count * count
+  x, _ = jax.lax.scan(step, x, jax.tree.map(group, stacked))
+  if end < layers.num_layers:
+    x, _ = step(x, jax.tree.map(operator.itemgetter(slice(end, None)), stacked))
+  return x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _reversible(
+  layers: InvertibleLayers,
+  stacked: Any,
+  x: jax.Array,
+  shared: Any,
+  mask: jax.Array,
+) -> jax.Array:
+  """Runs layers of which only the last output and the sides are stored."""
   return _reversible_forward(layers, stacked, x, shared, mask)[0]
 
 
@@ -500,4 +536,4 @@ def _put_back(floats: Any, tree: Any) -> Any:
   )
 
 
-reversible.defvjp(_reversible_forward, _reversible_backward)
+_reversible.defvjp(_reversible_forward, _reversible_backward)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -220,10 +221,32 @@ class IsometricLayers(InvertibleLayers):
     )
     return self.mix(weights, z, mask, inverse=True)
 
+  def reversible_layers(self) -> int:
+    """Returns how many layers in succession are inverted in training.
+
+    In the form "pointwise" an inverse divides by 1 + a and 1 - a. Averaged
+    over both signs, it multiplies the relative size of a rounding error by
+    (1 + a^2) / (1 - a^2). The error may reach 1e-3 with the greatest a.
+    """
+    if self.form != "pointwise":
+      return self.num_layers
+    a = min(self.a_max if self.a == "wide" else self._budget(), 1 - 1e-6)
+    factor = math.log((1 + a**2) / (1 - a**2))
+    allowed = math.log(1e-3 / (float(jnp.finfo(self.dtype).eps) / 2))
+    if allowed < 0:
+      return 0
+    # Compare without a division, because a may be 0.
+    if factor * self.num_layers <= allowed:
+      return self.num_layers
+    return math.floor(allowed / factor)
+
+  def _budget(self) -> float:
+    """Returns the greatest strength with a="budget"."""
+    return 1 - (1 - 1 / self.num_layers) ** 2
+
   def max_steps(self) -> int:
     """Returns the greatest number of fixed-point steps that float64 needs."""
-    budget = 1 - (1 - 1 / self.num_layers) ** 2
-    return enough_steps(self.a_max if self.a == "wide" else budget)
+    return enough_steps(self.a_max if self.a == "wide" else self._budget())
 
   def constants(self, weights: Weights, shared: None) -> dict[str, float]:
     """Returns the Lipschitz constant `a` |W_1| |W_2| of the feed-forward.

@@ -142,6 +142,7 @@ class TransJect(nn.Module):
       self.reconstruction_weight,
       self.orthogonal_map,
       jnp.dtype(self.dtype),
+      self.num_experts,
       activation,
     )
 

@@ -279,6 +279,7 @@ class TransJectLayers(InvertibleLayers):
     gating, sigma, reconstruction_weight: see `block.TransJect`.
     orthogonal_map: name of the map to the rotations, in `orthogonal.MAPS`.
     dtype: compute type.
+    num_experts: number E of experts. The gate of a single expert is 1.
     activation: activation of the feed-forward.
   """
 
@@ -291,6 +292,7 @@ class TransJectLayers(InvertibleLayers):
   reconstruction_weight: float
   orthogonal_map: str
   dtype: Any
+  num_experts: int
   activation: str = "elu"
 
   def weights(self, variables: Mapping[str, Any]) -> list[Weights]:
@@ -459,19 +461,20 @@ class TransJectLayers(InvertibleLayers):
     `tokens` bounds the distance of two tokens of one sample, which have equal
     gate and Sigma: theorem 2 of the paper with measured norms. `sequences`
     bounds the Frobenius distance of two sequences with equal masks and equal
-    Sigma. With the gating "certified" this bound holds for all sequences. With
-    the paper's gate it holds for sequences of at most the given norm, since the
-    gate adds m e |w| (1 + m) |X| / 2 to the constant m of the mixture.
+    Sigma. With the gating "certified" or a single expert this bound holds for
+    all sequences. With the paper's gate it holds for sequences of at most the
+    given norm, since the gate adds m e |w| (1 + m) |X| / 2 to the constant m of
+    the mixture.
     """
     constants = self.constants(weights, shared)
     mixture, w = constants["mixture"], weights.experts.gate
-    if self.gating == "certified":
-      across = mixture * float(certified_constant(w))
-    else:
+    across = mixture
+    if self.num_experts > 1 and self.gating == "certified":
+      across *= float(certified_constant(w))
+    elif self.num_experts > 1:
       # Bound the change of the gate between sequences of at most this norm.
-      count = len(weights.experts.u)
-      moved = count * float(jnp.linalg.norm(w)) * (1 + mixture) * norm / 2
-      across = mixture * (1 + moved)
+      size = self.num_experts * float(jnp.linalg.norm(w))
+      across *= 1 + size * (1 + mixture) * norm / 2
     feed_forward = constants["feed_forward"]
     return {
       "a": float(weights.experts.a),
@@ -489,7 +492,7 @@ class TransJectLayers(InvertibleLayers):
     and are None otherwise. With a single expert tokens are not mixed: a change
     of one token changes no other token.
     """
-    is_alone = len(weights.experts.u) == 1
+    is_alone = self.num_experts == 1
     if self.sigma != "learned" or not (is_alone or self.gating == "certified"):
       return None
     # The changes of a certified gate multiply the constant a / c of the mixture
@@ -519,7 +522,7 @@ class TransJectLayers(InvertibleLayers):
   def scope(self) -> str:
     """Returns the pairs that `sequences` applies to, as a noun phrase."""
     scope = super().scope()
-    if self.gating == "paper":
+    if self.gating == "paper" and self.num_experts > 1:
       scope += ", before every layer no larger than the measured ones"
     return scope + (
       " and with one Sigma" if self.sigma == "eigenvalues" else ""
@@ -528,7 +531,7 @@ class TransJectLayers(InvertibleLayers):
   def remarks(self, *, bounded: bool) -> list[str]:
     """Returns remarks on the limits of the paper's gate and of Sigma."""
     remarks = []
-    if not bounded and self.gating == "paper":
+    if not bounded and self.gating == "paper" and self.num_experts > 1:
       remarks.append(
         "The paper's gate depends on the outputs that it weighs; "
         'model.mixer.gating="certified" has a bound.'

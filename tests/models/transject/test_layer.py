@@ -328,6 +328,22 @@ def test_sequences_stay_within_the_bounds_of_the_certified_gate(
   assert (after <= np.prod((1 + a) ** 2) * before * (1 + slack)).all()
 
 
+@pytest.mark.parametrize("gating", ["paper", "certified"])
+def test_a_single_expert_moves_sequences_like_tokens(gating):
+  """Its gate is 1, so the certificate needs no bound on the norm."""
+  model, params, _ = encoder(2, 1, 0.5, sigma="learned", gating=gating)
+  layers = invertible.layers_of(model.stacks()["encoder"])
+  variables = of_stack(make_variables(model, params), "encoder")
+  sigma = invertible.shared_by_all(layers, variables, 8)
+  for weights in layers.weights(variables):
+    certificate = layers.certificate(weights, sigma, 1e6)
+    assert certificate["sequences"] == certificate["tokens"]
+    change = layers.bound(weights, sigma)(invertible.Change.within(1.0, 4), 4)
+    assert change.norm == pytest.approx(certificate["sequences"][1])
+  assert layers.scope() == "Two sequences under one mask"
+  assert layers.remarks(bounded=False) == []
+
+
 def test_a_stochastic_matrix_can_stretch_by_the_root_of_its_size():
   """Corollary 1 takes eigenvalues; what stretches is the singular value."""
   attention = np.zeros((100, 100))
@@ -406,7 +422,7 @@ def test_undoing_a_layer_gives_its_input(
     weights = t.Weights(experts, w, drawn(rng, 2, d))
     weights = jax.tree.map(lambda a: a.astype(dtype), weights)
     layers = t.TransJectLayers(
-      num_layers, "paper", "learned", 0.0, "cayley", jnp.dtype(dtype)
+      num_layers, "paper", "learned", 0.0, "cayley", jnp.dtype(dtype), count
     )
     x = drawn(rng, 2, 7, d).astype(dtype)
     sigma = rng.uniform(size=(2, d)).astype(dtype)
