@@ -256,6 +256,11 @@ class ModelConfig(ModelFields):
         f"patch_size={self.patch_size} applies to images, but this task has "
         "sequences: set it to 0."
       )
+    if self.positions == "sinusoid_2d" and len({*self.image[:2]}) > 1:
+      raise UserError(
+        f'positions="sinusoid_2d" with image={self.image}: the image is not '
+        'square. Choose "sinusoid" or "learned".'
+      )
     if self.objective == "classification" and self.head:
       raise UserError(
         f"head={dict(self.head)} is for language models, token classifiers and "

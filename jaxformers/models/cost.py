@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxprs_in_params
 
 from jaxformers import orthogonal
-from jaxformers.models import Model, shapes
+from jaxformers.models import Model, shapes, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Cost:
       counted, because they run once per step for the whole batch.
     elementwise: number of other floating-point operations of the forward pass:
       one for every entry that a sum, product, quotient or function computes,
-      and one for every entry that a reduction reads. NeuTRENO's term takes
-      three operations per entry (appendix G.4).
+      and one for every entry that a reduction reads. Sums and products of
+      complex numbers, and Fourier transforms, are not counted. NeuTRENO's term
+      takes three operations per entry (appendix G.4).
     activations: bytes that the forward pass stores for the backward pass,
       before the compiler decides to recompute some of them.
   """
@@ -138,5 +139,4 @@ def count_cost(model: Model, length: int) -> Cost:
     if leaf.shape not in weights
   )
   count = operations(forward, *inputs)
-  parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-  return Cost(parameters, count.products, count.elementwise, activations)
+  return Cost(size(model), count.products, count.elementwise, activations)

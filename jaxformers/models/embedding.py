@@ -45,11 +45,16 @@ def sinusoids(length: int, d: int, step: int = 1) -> np.ndarray:
   Source: Vaswani et al. 2017, section 3.5. Differs from TransJect's code, which
   doubles the exponent: half of the channels are then nearly constant.
   """
+  return _waves(length, d, step)[:, :d]
+
+
+def _waves(length: int, d: int, step: int = 1) -> np.ndarray:
+  """Returns `sinusoids` with a cosine for each sine, also if d is odd."""
   # Interleave sines and cosines of each rate.
   rates = 10000.0 ** (-np.arange(0, d, 2) / d)
   angles = step * np.arange(length)[:, None] * rates[None]
   both = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
-  return both.reshape(length, -1)[:, :d].astype(np.float32)
+  return both.reshape(length, -1).astype(np.float32)
 
 
 def sinusoids_2d(length: int, d: int) -> np.ndarray:
@@ -251,7 +256,9 @@ class Embedding(nn.Module):
       is_table = self.positions != "sinusoid"
       length = min(x.shape[1], self.max_len) if is_table else x.shape[1]
       positions = self._embed_positions(length, x.shape[2], init)
-      positions = jnp.take(positions, places(mask), 0, mode="clip")
+      # Tokens after the end of a table have no vector, and become NaN.
+      at = jnp.where(tokens(mask), places(mask), 0)
+      positions = jnp.take(positions, at, 0, mode="fill")
     else:
       positions = self._embed_positions(x.shape[1], x.shape[2], init)
       positions = repeat(positions, x.shape[0])
@@ -267,9 +274,8 @@ class Embedding(nn.Module):
     if self.positions != "sinusoid":
       return take(self._embed_positions(self.max_len, d, init), places)
     # A multiple of max_len turns the sine and the cosine of each rate.
-    even = d + d % 2
-    near = take(sinusoids(self.max_len, even), places % self.max_len)
-    multiples = sinusoids(MULTIPLES, even, self.max_len)
+    near = take(_waves(self.max_len, d), places % self.max_len)
+    multiples = _waves(MULTIPLES, d, self.max_len)
     far = take(multiples, places // self.max_len)
     (sin, cos), (far_sin, far_cos) = (
       (x[..., ::2], x[..., 1::2]) for x in (near, far)

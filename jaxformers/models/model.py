@@ -576,7 +576,8 @@ class Model(nn.Module):
   def _closes_holes(self) -> bool:
     """True if `close_holes` moves tokens."""
     config = self.config
-    return config.must_be_causal and (not config.real or config.channels > 0)
+    is_sequence = not config.real or config.channels > 0
+    return config.must_be_causal and is_sequence and not config.image
 
   @nn.nowrap
   def close_holes(
@@ -590,9 +591,9 @@ class Model(nn.Module):
     have padding only at the end do not change.
 
     Args:
-      ids: int32 [b, n], or steps of time series [b, n, c]. Other real numbers,
-        which have no padding, and inputs of models that may see later tokens
-        are returned unchanged.
+      ids: int32 [b, n], pairs [b, 2, n], or steps of time series [b, n, c].
+        Other real numbers, which have no padding, and inputs of models that may
+        see later tokens are returned unchanged.
       packed: examples of packed rows; None for one example a row.
 
     Returns:
@@ -601,7 +602,8 @@ class Model(nn.Module):
     """
     if not self._closes_holes:
       return ids, packed, lambda y: y
-    ids = jnp.asarray(ids)
+    shape = jnp.shape(ids)
+    ids = self._in_rows(jnp.asarray(ids))
     mask = self.is_token(ids)
     if self.config.channels:
       front = to_front(ids, mask)
@@ -611,7 +613,7 @@ class Model(nn.Module):
     if packed is not None:
       numbers = numbers_to_front(packed.numbers, mask)
       packed = packed._replace(numbers=numbers)
-    return front, packed, lambda y: move_back(y, mask)
+    return front.reshape(shape), packed, lambda y: move_back(y, mask)
 
   @nn.nowrap
   def encode_tokens(

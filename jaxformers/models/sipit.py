@@ -341,6 +341,7 @@ def check_model(model: Model) -> None:
       "has no cache, or it does not read single sequences of ids. Mixers with "
       f"a cache are {', '.join(names_with_step())}."
     )
+  model.check_causal()
 
 
 def _check(

@@ -102,7 +102,9 @@ class Stream:
       outputs.append(np.asarray(y))
       start += length
     self.num_tokens += x.shape[1]
-    return outputs[-1] if y.ndim == 2 else np.concatenate(outputs, 1)
+    if self._model.is_pooled:
+      return outputs[-1]
+    return np.concatenate(outputs, 1)
 
   def reset(self) -> None:
     """Forgets all tokens: the next ones begin new sequences."""

@@ -1,12 +1,38 @@
 """Classifiers: what the config says of pool and head."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxformers import models
 from tests import initial
 
 SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=1)
+
+
+@pytest.mark.parametrize("name", ["s5", "transformer"])
+def test_holes_change_no_causal_classifier(name):
+  """Neither its positions nor its step sizes."""
+  model = models.build(
+    name,
+    vocab_size=17,
+    max_len=8,
+    num_classes=2,
+    d_model=8,
+    num_layers=1,
+    causal=True,
+    positions="sinusoid",
+  )
+  holes = jnp.array([[0, 3, 0, 5, 7, 2]])
+  params = initial.params(model, holes)
+  sizes = jnp.array([[1, 2, 1, 3, 0.5, 1.5]])
+
+  def run(ids, sizes):
+    more = {"step_sizes": sizes} if name == "s5" else {}
+    return model.apply({"params": params}, ids, train=False, **more)
+
+  want = run(holes[holes > 0][None], sizes[holes > 0][None])
+  np.testing.assert_allclose(run(holes, sizes), want, rtol=1e-4, atol=1e-5)
 
 
 def test_classifier_has_the_head_of_its_config():

@@ -87,6 +87,12 @@ def test_build_refuses_batch_norm_for_language_models():
     )
 
 
+def test_positions_of_an_image_that_is_no_square_are_refused():
+  options = {"vocab_size": 0, "image": (2, 8, 3), "patch_size": 1}
+  with pytest.raises(ValueError, match="sinusoid_2d.*not square"):
+    ModelConfig(name="transformer", **SIZES | options, positions="sinusoid_2d")
+
+
 def test_is_causal_follows_the_mixer_not_the_objective():
   """A classifier's mixer may read earlier tokens only."""
 

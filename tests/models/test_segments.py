@@ -263,6 +263,24 @@ def test_sizes_are_read_from_segments_or_checked():
   )
 
 
+def test_traced_examples_beyond_the_table_of_positions_are_nan():
+  options = {"num_classes": 0, "objective": "language_model"}
+  model = build("transformer", positions="learned", **options)
+  params = start(model)
+  tokens = jnp.ones((1, 16), jnp.int32)
+
+  @jax.jit
+  def run(numbers):
+    return model.apply(
+      {"params": params}, tokens, train=False, segments=numbers
+    )
+
+  long = np.asarray(run(jnp.ones((1, 16), jnp.int32)))
+  assert np.isnan(long[0, 12:]).all()
+  short = np.asarray(run(jnp.repeat(jnp.array([[1, 2]]), 8, 1)))
+  assert not np.isnan(short).any()
+
+
 @pytest.mark.parametrize(
   ("numbers", "sizes", "message"),
   [

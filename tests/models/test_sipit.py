@@ -249,6 +249,24 @@ def test_models_that_read_later_tokens_are_refused():
   assert sipit.noise_radius(model, start(model)) is None
 
 
+@pytest.mark.parametrize("options", [{"separator": 1}, {"pool": "cls"}])
+def test_models_that_begin_every_part_anew_are_refused(options):
+  fields = {"objective": "language_model", "num_classes": 0} | options
+  if "pool" in options:
+    fields |= {"objective": "token_classification", "num_classes": 2}
+  model = models.build(
+    "lru",
+    vocab_size=V,
+    max_len=12,
+    d_model=16,
+    num_layers=2,
+    mixer={"causal": True},
+    **fields,
+  )
+  with pytest.raises(UserError, match="class tokens or with a separator"):
+    sipit.check_model(model)
+
+
 def test_reversible_layers_have_a_cache():
   model, params = build("allpass", memory="reversible")
   ids = prompts()

@@ -170,3 +170,24 @@ def test_a_trained_model_streams():
   np.testing.assert_allclose(
     np.concatenate(parts, 1), model.outputs(ids), atol=1e-4
   )
+
+
+def test_streams_of_forecasts_return_every_token():
+  options = {"d_model": 4, "num_layers": 1, "max_len": 8, "positions": "none"}
+  model = models.build("lru", vocab_size=0, objective="next_values", **options)
+  x = np.float32([[0.1, 0.2, 0.3]])
+  params = start(model)
+  want = model.apply({"params": params}, x, train=False)
+  got = Stream(model, make_variables(model, params)).feed(x)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_positions_of_an_odd_width_continue_after_a_state():
+  options = {"num_layers": 1, "max_len": N, "objective": "language_model"}
+  model = models.build(
+    "s5", vocab_size=11, d_model=15, positions="sinusoid", **options
+  )
+  variables = make_variables(model, start(model))
+  want = model.apply(variables, IDS, train=False)
+  got = read(Stream(model, variables), (5,))
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
