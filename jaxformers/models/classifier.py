@@ -46,9 +46,7 @@ class Classifier(Model):
     self, ids: jax.Array, *, train: bool, packed: Packed | None = None
   ) -> jax.Array:
     # The sequences of pairs become adjacent samples, [2 b, n].
-    if self.config.num_inputs > 1:
-      ids = ids.reshape(-1, ids.shape[-1])
-    ids, packed, _ = self.close_holes(ids, packed)
+    ids, packed, _ = self.close_holes(self._in_rows(ids), packed)
     mask = self.mask(ids, packed)
     encoder = bind_encoder(self.config)(name="encoder")
     x = encoder(ids, mask=mask, train=train)

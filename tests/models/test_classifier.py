@@ -13,16 +13,7 @@ SIZES = dict(vocab_size=20, max_len=8, num_classes=3, d_model=8, num_layers=1)
 @pytest.mark.parametrize("name", ["s5", "transformer"])
 def test_holes_change_no_causal_classifier(name):
   """Neither its positions nor its step sizes."""
-  model = models.build(
-    name,
-    vocab_size=17,
-    max_len=8,
-    num_classes=2,
-    d_model=8,
-    num_layers=1,
-    causal=True,
-    positions="sinusoid",
-  )
+  model = models.build(name, **SIZES, causal=True, positions="sinusoid")
   holes = jnp.array([[0, 3, 0, 5, 7, 2]])
   params = initial.params(model, holes)
   sizes = jnp.array([[1, 2, 1, 3, 0.5, 1.5]])
