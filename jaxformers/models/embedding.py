@@ -35,6 +35,9 @@ POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
 # Number of multiples of max_len up to which positions exist after a state.
 MULTIPLES = 1_024
+# Longest table of sinusoids, [n, d], that is a constant of a program.
+LONGEST_TABLE = 2**17
+BLOCK = 4_096  # Rows of the near positions in longer ones.
 
 
 def sinusoids(length: int, d: int, step: int = 1) -> np.ndarray:
@@ -55,6 +58,31 @@ def _waves(length: int, d: int, step: int = 1) -> np.ndarray:
   angles = step * np.arange(length)[:, None] * rates[None]
   both = np.stack([np.sin(angles), np.cos(angles)], axis=-1)
   return both.reshape(length, -1).astype(np.float32)
+
+
+def _turned(near: jax.Array, far: jax.Array, d: int) -> jax.Array:
+  """Returns the sinusoids of sums of positions near and far, [..., d].
+
+  The far position turns the sine and the cosine of each rate.
+  """
+  (sin, cos), (far_sin, far_cos) = (
+    (x[..., ::2], x[..., 1::2]) for x in (near, far)
+  )
+  turned = [sin * far_cos + cos * far_sin, cos * far_cos - sin * far_sin]
+  both = jnp.stack(turned, -1)
+  return both.reshape(*both.shape[:-2], -1)[..., :d]
+
+
+def _long_sinusoids(length: int, d: int) -> jax.Array:
+  """Returns `sinusoids`, of which a long program computes sums of two tables.
+
+  Programs of more than 2 GiB, with their constants, cannot be compiled.
+  """
+  if length <= LONGEST_TABLE:
+    return jnp.asarray(sinusoids(length, d))
+  near = jnp.asarray(_waves(BLOCK, d))
+  far = jnp.asarray(_waves(-(-length // BLOCK), d, BLOCK))
+  return _turned(near, far[:, None], d).reshape(-1, d)[:length]
 
 
 def sinusoids_2d(length: int, d: int) -> np.ndarray:
@@ -273,15 +301,10 @@ class Embedding(nn.Module):
     take = functools.partial(jnp.take, axis=0, mode="fill")
     if self.positions != "sinusoid":
       return take(self._embed_positions(self.max_len, d, init), places)
-    # A multiple of max_len turns the sine and the cosine of each rate.
     near = take(_waves(self.max_len, d), places % self.max_len)
+    # Add a multiple of max_len.
     multiples = _waves(MULTIPLES, d, self.max_len)
-    far = take(multiples, places // self.max_len)
-    (sin, cos), (far_sin, far_cos) = (
-      (x[..., ::2], x[..., 1::2]) for x in (near, far)
-    )
-    turned = [sin * far_cos + cos * far_sin, cos * far_cos - sin * far_sin]
-    return jnp.stack(turned, -1).reshape(*places.shape, -1)[..., :d]
+    return _turned(near, take(multiples, places // self.max_len), d)
 
   def _embed_positions(
     self, n: int, d: int, init: nn.initializers.Initializer
@@ -297,7 +320,7 @@ class Embedding(nn.Module):
     if self.positions == "learned":
       return self.param("positions", init, (max_len, d))[:n]
     if self.positions == "sinusoid":
-      return jnp.asarray(sinusoids(n, d))
+      return _long_sinusoids(n, d)
     # Prepended tokens have no position in the image: their vector is 0.
     table = np.pad(sinusoids_2d(self.max_len, d), ((self.cls, 0), (0, 0)))
     return jnp.asarray(table[:n])

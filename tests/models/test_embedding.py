@@ -4,7 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.embedding import Embedding, sinusoids, sinusoids_2d
+from jaxformers.models.embedding import (
+  LONGEST_TABLE,
+  Embedding,
+  sinusoids,
+  sinusoids_2d,
+)
 
 
 def test_sinusoids_are_the_published_formula():
@@ -19,6 +24,17 @@ def test_sinusoids_are_the_published_formula():
 def test_sinusoids_rows_are_unique():
   rows = sinusoids(4096, 16)
   assert len(np.unique(rows, axis=0)) == 4096
+
+
+def test_long_sequences_compute_their_sinusoids():
+  n = LONGEST_TABLE + 5
+  embed = Embedding(2, n, 10, concatenate=True)  # Five channels of positions.
+  ids = jnp.zeros((1, n), jnp.int32)
+  params = embed.init(jax.random.key(0), ids[:, :1])
+  rows = jax.jit(embed.apply)(params, ids)[0, :, 5:]
+  np.testing.assert_allclose(rows, sinusoids(n, 5), atol=1e-6)
+  text = jax.jit(embed.apply).lower(params, ids).as_text()
+  assert len(text) < 1e6  # The program holds no table of all positions.
 
 
 def test_sinusoids_2d_separate_rows_and_columns():
