@@ -150,7 +150,7 @@ def linear_scan(
   """Returns all states of h_t = a_t h_(t-1) + b_t, and the last state.
 
   A masked step copies the state of the step before it. States are computed in
-  float32 at least. The states of all steps are returned in the dtype of `b`.
+  the dtype of `b`, in float32 at least, and returned in the dtype of `b`.
 
   The forward pass stores the states between segments of `SEGMENT` steps; the
   backward pass recomputes the other states, one segment at a time. There is no
@@ -175,7 +175,7 @@ def linear_scan(
       equal in every step with |a| <= 1, and no mask, and its errors are
       relative to the largest state. "kernel" and "fft" take no resets. "auto"
       is "scan" on a CPU, "kernel" on TPUs whose mesh splits only rows if there
-      are no resets, and "associative" otherwise.
+      are no resets and `jax_enable_x64` is off, and "associative" otherwise.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],
@@ -184,7 +184,7 @@ def linear_scan(
 
   Raises:
     ValueError: if the form is unknown, if the shapes do not fit, or if the form
-      "fft" or "kernel" does not apply.
+      "fft" or "kernel" does not apply, such as a kernel for float64 on a TPU.
 
   Example:
     A running sum with the factor 1 / 2, for one sequence of three steps:
@@ -202,6 +202,8 @@ def linear_scan(
   shape, dtype = added.real.shape, added.real.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
   dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else wide
+  if form == "kernel" and wide == jnp.float64 and platforms.on_tpu():
+    raise ValueError('form="kernel" computes in float32 on a TPU: use "auto".')
   factor, added, start = _promote(factor, added, start, wide)
   start = _map(lambda x: jnp.broadcast_to(x, (shape[0], *shape[2:])), start)
   # Give constant factors the rank of a state.
@@ -223,6 +225,8 @@ def linear_scan(
   if form == "auto":
     form = _fastest()
     form = "associative" if form == "kernel" and resets is not None else form
+  if not math.prod(shape):  # Nothing to cut into parts.
+    form = "scan"
   if form not in ("fft", "kernel") and platforms.backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
   states = _states(form, factor, added, flags, start)
@@ -755,6 +759,6 @@ FORMS = {
 
 def _fastest() -> str:
   """Returns the name of the fastest form for the current device."""
-  if platforms.on_tpu() and platforms.splits_only_rows():
+  if platforms.has_kernels() and platforms.splits_only_rows():
     return "kernel"
   return "scan" if platforms.backend() == "cpu" else "associative"

@@ -10,6 +10,7 @@ import pytest
 from jax.experimental import pallas
 
 from jaxformers import scan
+from jaxformers.foundations import platforms
 from jaxformers.scan import linear_scan
 from tests.marks import long_except
 
@@ -318,6 +319,23 @@ def test_linear_scan_auto_form_gives_the_same_states(monkeypatch):
     chex.assert_trees_all_close(
       linear_scan(a, b), scanned(a, b, form="scan"), atol=1e-6
     )
+
+
+def test_the_kernel_is_not_chosen_with_64_bits(monkeypatch):
+  """Its compiler refuses integers of 64 bits, and all of float64."""
+  monkeypatch.setattr(platforms, "backend", lambda: "tpu")
+  assert scan._fastest() == "kernel"
+  with jax.enable_x64(True):
+    assert scan._fastest() == "associative"
+    with pytest.raises(ValueError, match='"kernel" computes in float32'):
+      linear_scan(jnp.ones(3), jnp.ones((1, 2, 3)), form="kernel")
+
+
+@pytest.mark.parametrize("form", scan.FORMS)
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0)])
+def test_arrays_without_numbers_have_no_states(form, shape):
+  states, last = linear_scan(jnp.float32(0.5), jnp.ones(shape), form=form)
+  assert (states.shape, last.shape) == (shape, (shape[0], shape[2]))
 
 
 @pytest.mark.slow

@@ -72,8 +72,8 @@ def main(
     drawn = run.sample(samples, length, split)
     print(states.describe(state), _search(run, drawn, place, noise, policy))
     return
-  ids = jnp.asarray(run.sample(samples, length, split))
   model = in_float32(run.model)
+  ids, *_ = model.close_holes(jnp.asarray(run.sample(samples, length, split)))
   # Recover the tokens from only the last layer and the side information.
   hidden, side = inverse.forward(model, run.params, ids)
   x = inverse.inverse(model, run.params, hidden[-1], side)

@@ -293,6 +293,8 @@ def _with_weights(
   task = normalise_task(run.task)
   # Load the weights into the model.
   params, record = origin.begin_with(folder, start, section, task)
+  if record.get("differing_options"):
+    print(origin.describe(record), file=sys.stderr)
   changed = _replace(
     trained,
     config=model_fields.as_dict(),

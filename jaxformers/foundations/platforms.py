@@ -86,6 +86,17 @@ def on_tpu() -> bool:
   return backend() == "tpu" and not is_portable()
 
 
+def has_kernels() -> bool:
+  """Returns True if a program may use Pallas kernels: see `on_tpu`.
+
+  Their compiler refuses integers of 64 bits, which `jax_enable_x64` makes of
+  the numbers of loops.
+  """
+  import jax
+
+  return on_tpu() and jax.dtypes.canonicalize_dtype(int).itemsize == 4
+
+
 def ring_size(n: int) -> int:
   """Returns the number of places of a ring on which n tokens do not overlap.
 

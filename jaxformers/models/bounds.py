@@ -196,14 +196,15 @@ def nearest_wrong(
   # `check_bound` refuses other models.
   assert table is not None and bound is not None
   # Bound how far each token can move, [b, n], and take the k farthest.
-  sizes = jnp.linalg.norm(table[1:], axis=-1)
+  # The small constants give vectors of zeros, and sequences without tokens, a
+  # finite gradient.
+  sizes = jnp.sqrt(jnp.square(table[1:]).sum(-1) + 1e-12)
   mask = ids > 0
   reach = jnp.where(mask, sizes[jnp.maximum(ids - 1, 0)] + sizes.max(), 0)
   far, _ = jax.lax.top_k(reach, min(k, ids.shape[1]))
   count = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)
   total = far.sum(1)
   # Norms of the change of the embedded sequence: Frobenius, sum and mean.
-  # The small constant gives sequences without tokens a finite gradient.
   norm = jnp.sqrt(jnp.square(far).sum(1) + 1e-12)
   moved = bound(Change(norm, total, total / count, far[:, 0]), count)
   # A margin changes by at most |w_target - w_class| times the bound.

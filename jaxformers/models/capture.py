@@ -51,6 +51,15 @@ def batches(ids: np.ndarray, size: int, title: str) -> Iterator[np.ndarray]:
     yield ids[start : start + size]
 
 
+def mask_of_states(model: Model, ids: Any) -> np.ndarray:
+  """Returns the mask of the hidden states of `capture`, bool [b, n].
+
+  It differs from `model.mask(ids)` where a causal model moves its tokens to the
+  front (`Model.close_holes`).
+  """
+  return np.asarray(model.mask(model.close_holes(jnp.asarray(ids))[0]))
+
+
 def num_tokens(model: Model, ids: np.ndarray) -> int:
   """Returns the number of tokens of the longest sample, without class tokens.
 

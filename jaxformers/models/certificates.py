@@ -129,7 +129,7 @@ class Evaluation:
       return np.asarray(outputs(self._model, self._variables, ids))
 
   def mask(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the mask of the tokens, bool [b, n]."""
+    """Returns the mask of the tokens of the inputs, bool [b, n]."""
     return np.asarray(self._model.mask(jnp.asarray(ids)))
 
   def sizes(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -137,12 +137,11 @@ class Evaluation:
 
     Both are Frobenius norms, [b]. See `ENCODER_ROUNDING` for the allowance.
     """
-    mask = self.mask(ids)[..., None]
+    captured = capture(self._model, self._variables, ids)
+    mask = np.asarray(captured.mask)[..., None]
     norms = [
       np.linalg.norm(np.where(mask, x, 0).astype(np.float64), axis=(1, 2))
-      for x in map(
-        np.asarray, capture(self._model, self._variables, ids).hidden
-      )
+      for x in map(np.asarray, captured.hidden)
     ]
     return norms[0], ENCODER_ROUNDING * np.max(norms, 0)
 

@@ -430,12 +430,17 @@ def _find_head(file: Path, kind: str, names: Any) -> str | None:
   return heads[choose(f"architecture in {file}:", names[0], [*heads])]
 
 
-def read_normalisation(folder: Path) -> Normalisation | None:
+def read_normalisation(folder: Path, channels: int = 3) -> Normalisation | None:
   """Returns the normalisation of images in preprocessor_config.json.
 
   Returns None if the folder does not have this file. Missing fields have the
   defaults of transformers: mean and deviation 0.5. The way in which images are
   resized and cropped is not read; images are prepared as in DeiT's evaluation.
+
+  Args:
+    folder: folder of the model.
+    channels: number of channels of an image, for statistics that are single
+      numbers.
 
   Raises:
     UserError: for a damaged file, or a value that is not supported.
@@ -461,7 +466,7 @@ def read_normalisation(folder: Path) -> Normalisation | None:
   if not fields.get("do_normalize", True):
     mean, deviation = 0.0, 1.0
   mean, deviation = (
-    x if isinstance(x, list) else [x] * 3 for x in (mean, deviation)
+    x if isinstance(x, list) else [x] * channels for x in (mean, deviation)
   )
   # Refuse values that are not finite, or not positive where they must be.
   for name, values in (

@@ -615,14 +615,17 @@ def load(
       Options of mixer, block and embedding are merged. For another `image`, the
       positions are interpolated. For another `max_len`, the positions of texts
       are cut or repeated. With `num_classes`, or if the file has no head, the
-      head is new; a warning is given unless `num_classes` is set.
+      logits are new, and BERT's pooler is the file's; a warning is given unless
+      `num_classes` is set.
 
   Raises:
     UserError: for another architecture, listing the tensors that differ; for a
       head of another kind, such as token classification, unless `num_classes`
-      is set; for `num_classes` with a language model.
+      is set; for `num_classes` with a language model; for positions of images
+      that are not square and have other sizes than the file's.
   """
   checkpoint = _read(folder)
+  _check_image(checkpoint, changes.get("image") or (), str(folder))
   options, has_head = checkpoint.options, "num_classes" not in changes
   if has_head and checkpoint.config["head"] == "other":
     names = checkpoint.config["architectures"] or ["no architecture"]
@@ -655,6 +658,9 @@ def load(
   # Replace the initial parameters by the file's; a new head stays initial.
   init = jax.jit(functools.partial(model.init, train=False))
   start = init(jax.random.key(0), model.example())["params"]
+  if not has_head:
+    for path in [p for p in checkpoint.tensors if p.startswith("head/logits")]:
+      del checkpoint.tensors[path]
   chosen = _fill(start, checkpoint, str(folder))
   # Warn of a random head that was not requested.
   new = [path for path in chosen.new if path.startswith("head/")]
@@ -668,8 +674,35 @@ def load(
   return model, chosen.params
 
 
+def _check_image(
+  checkpoint: Checkpoint, image: Sequence[int], folder: str
+) -> None:
+  """Raises UserError if positions would be resized on a grid of no square.
+
+  Args:
+    checkpoint: contents of the folder.
+    image: (height, width, channels) of the model; () for the file's.
+    folder: folder, for the message.
+  """
+  theirs, ours = (
+    tuple(checkpoint.options.get("image", ())[:2]),
+    tuple(image[:2]),
+  )
+  if not ours or not theirs or ours == theirs:
+    return
+  if len({*ours}) > 1 or len({*theirs}) > 1:
+    raise UserError(
+      f"{folder} has positions for images of {theirs[0]} x {theirs[1]} pixels, "
+      f"and the model has {ours[0]} x {ours[1]}: positions are interpolated "
+      "from square images to square images only. Choose the file's size."
+    )
+
+
 def take(
-  folder: str | Path, start: Params, advice: str = ""
+  folder: str | Path,
+  start: Params,
+  advice: str = "",
+  image: Sequence[int] = (),
 ) -> transplant.Transplant:
   """Returns the parameters of a folder, for a model that is already built.
 
@@ -679,14 +712,19 @@ def take(
       their initial values if they belong to a head, or to a term that
       pre-trained models do not have.
     advice: sentence appended to the message about another architecture.
+    image: (height, width, channels) of the model's images; () for texts, or if
+      they have the size of the file's.
 
   Raises:
-    UserError: for another architecture, listing the tensors that differ.
+    UserError: for another architecture, listing the tensors that differ; for
+      positions of images that are not square and have another size.
   """
   checkpoint = _read(folder)
+  _check_image(checkpoint, image, str(folder))
   heads = checkpoint.options["mixer"]["num_heads"]
   # Kernels with another number of heads may have the same size: compare heads.
-  query = start["encoder"]["layer_0"]["mixer"].get("query", {}).get("kernel")
+  mixer = start["encoder"].get("layer_0", {}).get("mixer", {})
+  query = mixer.get("query", {}).get("kernel")
   if query is not None and query.ndim == 3 and query.shape[1] != heads:
     raise UserError(
       f"{folder} has {heads} heads and the model {query.shape[1]}: set "

@@ -57,10 +57,13 @@ def make(numbers: Any, sizes: tuple[int, int] | None) -> Packed:
   # Numbers stay or grow by one, until 0 follows.
   before, after = array[:, :-1], array[:, 1:]
   is_next = (after == before) | ((after == before + 1) & (before > 0))
-  if not (is_next | (after == 0)).all() or array.min(initial=0) < 0:
+  is_right = (is_next | (after == 0)).all(1) & (array >= 0).all(1)
+  is_right &= (array[:, :1] <= 1).all(1)
+  if not is_right.all():
     raise UserError(
       "segments must be 1, 2, ... in the order of the row, and 0 at padding: "
-      f"a row has {array[0, :8].tolist()}... Number the examples again."
+      f"a row has {array[~is_right][0, :8].tolist()}... Number the examples "
+      "again."
     )
   counts = [np.bincount(row[row > 0]) for row in array]
   longest = max((int(count.max(initial=0)) for count in counts), default=0)

@@ -236,7 +236,8 @@ def _resize(
     return None
   if path == f"{_EMBEDDING}positions":
     if image:
-      return resize_positions(value, len(leaf), front)
+      is_square = image[0] == image[1]
+      return resize_positions(value, len(leaf), front) if is_square else None
     return _resize_sequence(value, len(leaf), front)
   if path == f"{_EMBEDDING}patches/kernel" and image:
     return resize_patches(value, len(leaf), image[-1])

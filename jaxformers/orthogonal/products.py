@@ -142,7 +142,7 @@ def inverse(m: jax.Array) -> jax.Array:
   m = I - s with skew-symmetric s.
   """
   stack = m.reshape((-1, *m.shape[-2:]))
-  with_kernel = platforms.on_tpu() and m.dtype == jnp.float32
+  with_kernel = platforms.has_kernels() and m.dtype == jnp.float32
   return _invert(stack, with_kernel=with_kernel).reshape(m.shape)
 
 

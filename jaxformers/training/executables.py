@@ -7,6 +7,7 @@ A program is a pickle of JAX, which may run code: load only files of your own.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from jaxformers.config import RunConfig, differences, plain
-from jaxformers.foundations import platforms
+from jaxformers.foundations import paths, platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
 from jaxformers.training import provenance
@@ -40,6 +41,10 @@ FIELDS = (
 )
 # Packages of the compilers, by the platforms of their devices.
 COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda13-pjrt"]}
+# Variables with flags of the compilers. `jaxformers compile` sets the level for
+# GPUs, which it cannot measure.
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+SET_BY_COMPILE = {"--xla_gpu_autotune_level=0"}
 FACTS = "facts.json"
 # Settings of JAX that change a program.
 SETTINGS = (
@@ -66,10 +71,12 @@ def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
   compilers = COMPILERS.get(platforms.backend_of(devices[0]), [])
   names = ["jax", "jaxlib", "flax", "optax", *compilers]
   fields = config.as_dict()
+  flags = {flag for name in FLAGS for flag in os.environ.get(name, "").split()}
   return plain(
     {
       "versions": {name: _version(name) for name in names},
       "settings": {name: getattr(jax.config, name) for name in SETTINGS},
+      "flags": sorted(flags - SET_BY_COMPILE),
       "code": provenance.code_digest(),
       "device": devices[0].device_kind,
       "mesh": layout.mesh.shape,
@@ -108,7 +115,8 @@ def save(
     programs: compiled programs, by the `batch_key` of their batches.
   """
   header = {"facts": facts, "parts": parts, "batches": list(programs)}
-  Path(path).parent.mkdir(parents=True, exist_ok=True)
+  path = paths.expand(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
   with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
     file.writestr(FACTS, json.dumps(header))
     for number, program in enumerate(programs.values()):
@@ -134,7 +142,7 @@ def load(
     UserError: if there is no such file, or if it holds no programs.
   """
   try:
-    with zipfile.ZipFile(path) as file:
+    with zipfile.ZipFile(paths.expand(path)) as file:
       header = json.loads(file.read(FACTS))
       if differing := differences(header["facts"], facts):
         raise UnfitError(f"this run differs from it in {differing[0]}")

@@ -121,7 +121,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
       fields["task.vocabulary"] = str(vocabulary)
     return configs.plain(fields)
   # Collect the options of a task of images.
-  normalisation = huggingface.read_normalisation(folder)
+  normalisation = huggingface.read_normalisation(folder, image[-1])
   size = image[0] if image[0] == image[1] else 0
   if normalisation:
     fields["task.mean"] = normalisation.mean
@@ -338,7 +338,7 @@ def begin_with(
   # Take over weights of Hugging Face.
   if weights is None:
     differing, advice = _compare(fields, model, task)
-    chosen = pretrained.take(path, start, advice)
+    chosen = pretrained.take(path, start, advice, task.image)
     record: dict[str, Any]
     record = {"folder": str(path), "differing_options": differing}
     return chosen.params, record | _of_transplant(chosen) | {"fields": fields}

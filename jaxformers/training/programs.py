@@ -56,6 +56,7 @@ _RUNS = {
 # Options of a window along each axis, with their defaults.
 _WINDOW = {"stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
 _SLICING = ("dynamic-slice", "slice", "gather")
+_UPDATE = "dynamic-update-slice"
 _PASSING = ("bitcast", "copy", "convert", "reshape", "transpose")
 
 
@@ -318,7 +319,7 @@ class _Reader:
     if each.kind in _SLICING and read:
       taken = results[0].size
       return results[0].main + (taken if read[0][0].is_main else 0)
-    if each.kind == "dynamic-update-slice":
+    if each.kind == _UPDATE:
       update = read[1][0]
       return update.main + (update.size if results[0].is_main else 0)
     if each.kind == "scatter":
@@ -330,10 +331,8 @@ class _Reader:
   ) -> int:
     """Returns the bytes that a fusion reads and writes, slices as slices."""
     scope = self._called(each)
-    root = _root(scope)
-    roots = root.sources if root.kind == "tuple" else [root]
     total = 0
-    for result, part in zip(results, roots, strict=False):
+    for result, part in zip(results, _roots(scope), strict=False):
       if result.is_main:
         total += _written(part, result)
     for place, sources in enumerate(read):
@@ -354,10 +353,11 @@ class _Reader:
       if user.kind in _SLICING and user.operands[0] == each.name:
         total += sum(a.entries for a in arrays(user.shape))
         continue
-      if user.kind == "dynamic-update-slice" and user.operands[0] == each.name:
+      is_base = user.kind == _UPDATE and user.operands[0] == each.name
+      if is_base and any(_source(part) is user for part in _roots(user.scope)):
         continue  # Updated in place.
       inner: int | None = None
-      if user.kind in _PASSING and not user.is_root:
+      if (is_base or user.kind in _PASSING) and not user.is_root:
         inner = self._read_entries(user)
       elif user.kind == "fusion":
         place = user.operands.index(each.name)
@@ -415,12 +415,15 @@ def _start(counter: Instruction, loop: Instruction) -> int | None:
 
 
 def _written(part: Instruction, result: Array) -> int:
-  """Returns the bytes that a result takes, or the slice that it updates."""
-  part = _source(part)
-  if part.kind == "dynamic-update-slice":
-    (update,) = arrays(part.sources[1].shape)
-    return min(result.size, update.entries * result.bits // 8)
-  return result.size
+  """Returns the bytes that a result takes, or the slices that it updates."""
+  part, entries = _source(part), 0
+  while part.kind == _UPDATE:
+    entries += arrays(part.sources[1].shape)[0].entries
+    part = _source(part.sources[0])
+  # Only an array from outside the fusion is updated in place.
+  is_updated = entries and part.kind == "parameter"
+  size = entries * result.bits // 8
+  return min(result.size, size) if is_updated else result.size
 
 
 def _source(each: Instruction, kinds: Sequence[str] = _PASSING) -> Instruction:
@@ -433,6 +436,12 @@ def _source(each: Instruction, kinds: Sequence[str] = _PASSING) -> Instruction:
 def _root(scope: Mapping[str, Instruction]) -> Instruction:
   """Returns the instruction whose result a computation returns."""
   return next(each for each in scope.values() if each.is_root)
+
+
+def _roots(scope: Mapping[str, Instruction]) -> list[Instruction]:
+  """Returns the instructions whose results a computation returns."""
+  root = _root(scope)
+  return root.sources if root.kind == "tuple" else [root]
 
 
 def _flops(each: Instruction) -> int:

@@ -103,6 +103,21 @@ def test_load_weights_of_another_run(softmax, smoke, tmp_path):
   assert run.folder == softmax
 
 
+@pytest.mark.slow
+def test_load_of_other_weights_names_the_options_that_differ(
+  softmax, smoke, tmp_path, capsys
+):
+  config = smoke(
+    "transformer", total_steps=5, **{"model.block.activation": "relu"}
+  )
+  loop.run(config, tmp_path / "other")
+  capsys.readouterr()
+  states.load(softmax, pretrained=tmp_path / "other")
+  assert (
+    "Differs: block.activation: 'relu' -> 'absent'." in capsys.readouterr().err
+  )
+
+
 @pytest.mark.parametrize(
   ("state", "message"),
   [

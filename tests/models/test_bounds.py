@@ -122,6 +122,10 @@ def test_nearest_wrong_has_finite_gradients_for_empty_sequences():
   chex.assert_trees_all_close(raise_by[1], 0, atol=1e-4, rtol=0)
   assert raise_by[0, 1] == 0
   assert_between(raise_by[0, ::2], 0.1, np.inf)
+  # A token of which nothing is left.
+  table = params["encoder"]["embedding"]["tokens"]["embedding"]
+  params["encoder"]["embedding"]["tokens"]["embedding"] = table.at[7].set(0)
+  chex.assert_tree_all_finite(value_and_grad(params)[1])
   # Averages are made of batches alone.
   for name in ("running_mean", "running_variance"):
     assert not grads["head"]["norm"][name].any()

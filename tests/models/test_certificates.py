@@ -55,6 +55,21 @@ def find_bound(model, params):
   return bounds.find_bound(model, make_variables(model, params))
 
 
+def test_padding_before_tokens_does_not_change_a_certificate():
+  """A causal model moves its tokens to the front, with their states."""
+  model, params = build("allpass", causal=True, positions="none")
+  table = params["encoder"]["embedding"]["tokens"]["embedding"]
+  params["encoder"]["embedding"]["tokens"]["embedding"] = table.at[0].set(0.01)
+  ids = ids_of(1)
+  moved = np.stack([np.roll(row, (row == 0).sum()) for row in ids])
+  assert (moved != ids).any()
+  labels = certificates.Evaluation(model, params).logits(ids).argmax(1)
+  chex.assert_trees_all_equal(
+    certificates.certify(model, params, moved, labels),
+    certificates.certify(model, params, ids, labels),
+  )
+
+
 def test_logits_are_computed_at_full_precision(monkeypatch):
   """A product of a TPU is one pass of bfloat16 by default."""
   names = []

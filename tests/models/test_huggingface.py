@@ -155,6 +155,13 @@ def test_read_normalisation_reads_mean_and_deviation(
   assert got.deviation == pytest.approx(deviation)
 
 
+def test_read_normalisation_repeats_a_number_for_every_channel(tmp_path):
+  fields = {"image_mean": 0.3, "image_std": [0.2]}
+  (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+  got = huggingface.read_normalisation(tmp_path, 1)
+  assert (got.mean, got.deviation) == ((0.3,), (0.2,))
+
+
 @pytest.mark.parametrize(
   ("fields", "size"),
   [

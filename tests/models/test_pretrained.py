@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import safetensors.numpy
 
 from jaxformers import models
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import pretrained
 from jaxformers.models.capture import capture
 from tests import initial
@@ -194,6 +196,31 @@ def test_load_accepts_another_image_size_and_classes():
   assert params["head"]["logits"]["kernel"].shape == (12, 7)
   assert logits(model, params, IMAGES).shape == (3, 7)
   assert float(params["encoder"]["layer_1"]["mixer"]["fidelity"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_load_makes_a_new_head_of_as_many_classes_as_the_file(kind):
+  model, theirs = pretrained.load(HERE / kind)
+  classes = theirs["head"]["logits"]["kernel"].shape[1]
+  _, params = pretrained.load(HERE / kind, num_classes=classes)
+  start = initial.params(model, jax.tree.leaves(model.example())[0])
+  chex.assert_trees_all_equal(params["head"]["logits"], start["head"]["logits"])
+  chex.assert_trees_all_equal(params["encoder"], theirs["encoder"])
+
+
+def test_positions_of_images_that_are_not_square_are_not_resized():
+  # 2 x 8 patches are as many as the 4 x 4 of the file.
+  with pytest.raises(UserError, match="16 x 16.*8 x 32.*square"):
+    pretrained.load(HERE / "vit", image=(8, 32, 3))
+
+
+def test_models_of_other_layers_are_refused():
+  sizes = dict(max_len=8, vocab_size=16, num_classes=2)
+  model = models.build("isometric", d_model=8, num_layers=1, **sizes)
+  start = initial.params(model, IDS)
+  with pytest.raises(UserError, match="another architecture"):
+    pretrained.take(HERE / "bert", start)
 
 
 @pytest.mark.parametrize(

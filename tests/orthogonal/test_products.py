@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers.foundations import platforms
 from jaxformers.orthogonal import products
 
 
@@ -16,6 +17,21 @@ def test_inverse_of_a_matrix_of_positive_symmetric_part(d):
     m = np.eye(d) + s - s.swapaxes(-1, -2) + 0.1 * s @ s.swapaxes(-1, -2)
     found = products.inverse(jnp.asarray(m))
     np.testing.assert_allclose(found, np.linalg.inv(m), atol=1e-11)
+
+
+def test_the_kernel_is_not_chosen_with_64_bits(monkeypatch):
+  chosen = []
+
+  def invert(m, *, with_kernel):
+    chosen.append(with_kernel)
+    return m
+
+  monkeypatch.setattr(products, "_invert", invert)
+  monkeypatch.setattr(platforms, "on_tpu", lambda: True)
+  for is_wide in (False, True):
+    with jax.enable_x64(is_wide):
+      products.inverse(jnp.eye(2, dtype=jnp.float32))
+  assert chosen == [True, False]
 
 
 @pytest.mark.parametrize("d", [1, 9, 94, 128, 150])

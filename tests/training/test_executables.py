@@ -90,7 +90,7 @@ def test_a_run_takes_the_saved_step(smoke, tmp_path, capsys, monkeypatch):
 
 
 def test_facts_name_the_sizes_the_compilers_and_the_places_of_devices(
-  smoke, tmp_path
+  smoke, tmp_path, monkeypatch
 ):
   run = open_run(smoke("s5"), tmp_path / "run")
   facts = executables.describe(run.config, run.model, run.layout)
@@ -98,6 +98,13 @@ def test_facts_name_the_sizes_the_compilers_and_the_places_of_devices(
   assert {"jax", "flax", "optax"} < facts["versions"].keys()
   count = run.layout.mesh.size
   assert facts["topology"] == count * [[0, []]]
+  # Flags of the compilers change programs, except the level of tuning.
+  monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0 --xla_other=1")
+  monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+  changed = executables.describe(run.config, run.model, run.layout)
+  assert changed["flags"] == ["--xla_other=1"]
+  monkeypatch.delenv("XLA_FLAGS")
+  facts = executables.describe(run.config, run.model, run.layout)
   # The default of a padded length is the number of tokens.
   options = vars(run.config.model) | run.task.sizes()
   for length in (0, run.task.max_len):
@@ -112,6 +119,14 @@ def test_load_refuses_other_files(tmp_path):
       path.write_bytes(content)
     with pytest.raises(UserError, match="program=.*step.*compile --out"):
       executables.load(path, {}, None, None, None)
+
+
+def test_paths_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  executables.save("~/new/step", {"a": 1}, 1, {})
+  assert (tmp_path / "new" / "step").exists()
+  with pytest.raises(executables.UnfitError, match="a"):
+    executables.load("~/new/step", {"a": 2}, None, None, {})
 
 
 def test_load_refuses_a_damaged_file(tmp_path):

@@ -343,6 +343,36 @@ def test_bytes_of_a_fusion_that_updates_in_place_are_those_of_the_row():
   assert programs.count(text).bytes == ROW // 2 + 4 + 2 * 4
 
 
+UPDATED = """
+%more (a: f32[64,256], v: f32[1,256], b: s32[]) -> f32[64,256] {
+  %a = f32[64,256]{1,0} parameter(0)
+  %v = f32[1,256]{1,0} parameter(1)
+  %b = s32[] parameter(2)
+  %u = f32[64,256]{1,0} dynamic-update-slice(%a, %v, %b, %b)
+  ROOT %y = f32[64,256]{1,0} negate(%u)
+}
+%made (a: f32[64,256], v: f32[1,256], b: s32[]) -> f32[64,256] {
+  %a = f32[64,256]{1,0} parameter(0)
+  %v = f32[1,256]{1,0} parameter(1)
+  %b = s32[] parameter(2)
+  %x = f32[64,256]{1,0} broadcast(%b), dimensions={}
+  ROOT %u = f32[64,256]{1,0} dynamic-update-slice(%x, %v, %b, %b)
+}
+"""
+
+
+@pytest.mark.parametrize(("called", "passes"), [("more", 2), ("made", 1)])
+def test_only_an_array_from_outside_a_fusion_is_updated_in_place(
+  called, passes
+):
+  text = entry(
+    "%v = f32[1,256]{1,0:S(1)} convert(%i)",
+    f"%y = f32[64,256]{{1,0}} fusion(%x, %v, %i), kind=kLoop, calls=%{called}",
+    before=UPDATED,
+  )
+  assert programs.count(text).bytes == passes * ALL + 2 * 4  # And the scalar.
+
+
 @pytest.mark.parametrize(
   ("started", "kind", "done", "expected"),
   [

@@ -37,6 +37,7 @@ from jaxformers.models.bounds import (
   head_kernels,
   token_table,
 )
+from jaxformers.models.capture import mask_of_states
 from jaxformers.models.certificates import (
   BATCH,
   Evaluation,
@@ -211,7 +212,7 @@ class Attack(Evaluation):
     """
     # Start from no perturbation; padding is never perturbed.
     limit = jnp.asarray(radius, jnp.float32)[:, None, None]
-    mask = jnp.asarray(self._model.mask(jnp.asarray(ids)))[..., None]
+    mask = mask_of_states(self._model, ids)[..., None]
     n = mask.shape[1]
     change = jnp.zeros((len(ids), n, self._model.config.d_model))
     right = np.ones(len(ids), bool)

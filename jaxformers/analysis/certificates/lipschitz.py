@@ -22,7 +22,7 @@ from jaxformers.foundations.tables import markdown_table
 from jaxformers.models import Model, in_float32
 from jaxformers.models.blocks.fixed_point import LENGTHS
 from jaxformers.models.blocks.invertible import Interval, layers_of
-from jaxformers.models.capture import capture
+from jaxformers.models.capture import capture, mask_of_states
 from jaxformers.models.inverse import layers_in_float32
 from jaxformers.models.variables import make_variables, of_stack
 
@@ -173,7 +173,7 @@ def measure_factors(
   variables = make_variables(model, params)
   all_factors, all_norms, all_shared = [], [], []
   for k, ids in enumerate(tqdm(batches, "activation factors", disable=None)):
-    mask = np.asarray(model.mask(jnp.asarray(ids)))
+    mask = mask_of_states(model, ids)
     places = jnp.asarray(pairs(mask, count, seed + k))
     # Measure distances [l + 1, b, count] and norms [l + 1] on the device.
     apart, norms, shared = jax.device_get(

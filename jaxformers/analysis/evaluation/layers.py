@@ -23,7 +23,13 @@ from jaxformers.analysis.tokens import entropy
 from jaxformers.foundations import requirements
 from jaxformers.foundations.errors import UserError
 from jaxformers.models import Model
-from jaxformers.models.capture import Capture, batches, capture, parts
+from jaxformers.models.capture import (
+  Capture,
+  batches,
+  capture,
+  mask_of_states,
+  parts,
+)
 from jaxformers.models.variables import make_variables
 
 
@@ -83,7 +89,7 @@ def measure_layers(
   estimation = {"axis": axis, "estimator": estimator}
   measured = []
   for k, batch in enumerate(batches(ids, batch_size, "layers")):
-    mask = np.asarray(model.mask(batch))
+    mask = mask_of_states(model, batch)
     # Draw pairs with a different seed in every batch.
     places = lipschitz.pairs(mask, pairs, seed=k * batch_size)
     # Fetch one batch at a time; the host estimates the entropies.

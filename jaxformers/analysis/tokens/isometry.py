@@ -184,6 +184,7 @@ def measure_spectra(
   spectra: dict[str, list[Spectrum]] = {name: [] for name in [*names, ALL]}
   key = jax.random.key(seed)
   for number, sample in enumerate(captures.batches(ids, 1, "isometry")):
+    sample = np.asarray(model.close_holes(jnp.asarray(sample))[0])
     masks = np.asarray(model.mask(sample))
     num_rows = masks.shape[1] * config.d_model
     start = jax.random.normal(

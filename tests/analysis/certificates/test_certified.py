@@ -45,6 +45,20 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   assert any(is_tight[1::2])
 
 
+def test_perturbations_move_tokens_that_follow_padding():
+  model, params = build("allpass", causal=True, positions="none")
+  ids = ids_of(1, 20)
+  attack = certified.Attack(model, params)
+  labels = attack.logits(ids).argmax(1)
+  sizes, _ = attack.sizes(ids)
+  moved = np.stack([np.roll(row, (row == 0).sum()) for row in ids])
+  right = [
+    attack.perturb(x, labels, 0.3 * sizes, steps=8) for x in (ids, moved)
+  ]
+  chex.assert_trees_all_equal(*right)
+  assert not all(right[0])
+
+
 def test_attacked_margins_are_computed_at_full_precision():
   """Below it, an attack could be found where a certificate holds."""
   model, params = build()

@@ -134,6 +134,25 @@ def test_measure_factors_covers_all_batches_without_padding():
   )
 
 
+def test_measure_factors_draws_pairs_of_tokens_that_follow_padding():
+  model = models.build(
+    "lru",
+    vocab_size=9,
+    max_len=9,
+    num_classes=3,
+    d_model=8,
+    num_layers=1,
+    causal=True,
+  )
+  ids = np.asarray([[3, 5, 0, 0, 0, 0, 0, 0, 0]])
+  params = initial.params(model, ids)
+  one, other = (
+    lipschitz.measure_factors(model, params, [x], count=50)
+    for x in (ids, np.roll(ids, 6, 1))
+  )
+  chex.assert_trees_all_close(one["factors"], other["factors"], rtol=1e-5)
+
+
 def test_measure_factors_of_untrained_transject_is_one():
   model, params = build(alpha=0.0)
   seen = lipschitz.measure_factors(model, params, [np.asarray(IDS)])
