@@ -21,6 +21,7 @@ from jaxformers.foundations.registry import check_keywords
 CHUNK, CHUNK_TPU = 32, 64
 FINE_CHUNK, FINE_CHUNK_CPU = 16, 8
 FINE_SIZE_TPU = 1_024  # Writes times channels, for 16 to 64 writes.
+MOST_PAIRS_TPU = 2**22  # Factors of the pairs of a chunk, for its fast memory.
 FEW_CHANNELS = 16  # With a decay for each, chunks are slower on a CPU.
 BLOCK = 16  # Rows of the blocks of a triangular system.
 HIGHEST = jax.lax.Precision.HIGHEST  # Float32 on TPUs, too.
@@ -146,7 +147,7 @@ def matrix_scan(
   )
   (b, n, _, size), (writes, h) = q.shape, v.shape[2:4]
   is_fine = log_decay is not None and log_decay.ndim == q.ndim
-  chunk = chunk or _default_chunk(size, is_fine)
+  chunk = chunk or _default_chunk(b * h, size, is_fine)
   if form == "auto":
     is_small = is_fine and size <= FEW_CHANNELS
     is_cpu = platforms.backend() == "cpu"
@@ -186,11 +187,24 @@ def matrix_scan(
   return outputs.astype(dtype), last
 
 
-def _default_chunk(size: int, is_fine: bool) -> int:
-  """Returns the number of writes per chunk for keys of `size` channels."""
+def _default_chunk(rows: int, size: int, is_fine: bool) -> int:
+  """Returns the number of writes per chunk.
+
+  Args:
+    rows: number of states, over all heads and devices.
+    size: number of channels of a key.
+    is_fine: True for a decay for each channel of a key.
+  """
   backend = platforms.backend()
+  if backend == "tpu" and is_fine:
+    # The factors between all pairs of writes of a chunk, on a device.
+    pairs = max(1, rows // platforms.row_parts()) * size
+    chunk = min(max(FINE_SIZE_TPU // size, 16), 64)
+    while chunk > 16 and pairs * chunk**2 > MOST_PAIRS_TPU:
+      chunk //= 2
+    return chunk
   if backend == "tpu":
-    return min(max(FINE_SIZE_TPU // size, 16), 64) if is_fine else CHUNK_TPU
+    return CHUNK_TPU
   if is_fine:
     return FINE_CHUNK_CPU if backend == "cpu" else FINE_CHUNK
   return CHUNK

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jaxformers import matrix_scan
+from jaxformers import matrix_scan, matrix_states
 from jaxformers.foundations import platforms
 from tests.marks import slow_except
 
@@ -299,6 +299,25 @@ def test_one_head_of_queries_and_keys_serves_all_heads(decay, erases, form):
   actual = run(arguments | shared, form=form, chunk=8)
   expected = run(arguments | copied, form=form, chunk=8)
   chex.assert_trees_all_close(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("rows", "size", "chunk"),
+  [
+    (128, 16, 64),
+    (1_024, 16, 32),
+    (1_024, 8, 32),
+    (10**6, 16, 16),
+    (8, 64, 16),
+  ],
+)
+def test_chunks_of_a_tpu_follow_the_states_of_a_device(
+  monkeypatch, rows, size, chunk
+):
+  monkeypatch.setattr(platforms, "backend", lambda: "tpu")
+  monkeypatch.setattr(platforms, "row_parts", lambda: 4)
+  assert matrix_states._default_chunk(rows, size, is_fine=True) == chunk
+  assert matrix_states._default_chunk(rows, size, is_fine=False) == 64
 
 
 def trace(arguments, platform, **options):

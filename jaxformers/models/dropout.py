@@ -11,6 +11,7 @@ requested probability.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 
 
@@ -39,14 +41,30 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
   if len(rows) > 3:
     rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.
-  words = jax.random.bits(key, (*rows, -(-n // 4)), jnp.uint32)
-  drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
-  drawn = drawn.reshape(*rows, -1)[..., :n]
+  words = _draw_words(key, (*rows, -(-n // 4)))
+  if platforms.on_tpu():
+    # The first bytes of all words come first: bytes side by side would need a
+    # copy of four times the words.
+    parts = [(words >> shift) & 255 for shift in (0, 8, 16, 24)]
+    drawn = jnp.concatenate(parts, -1).astype(jnp.int32)[..., :n]
+  else:
+    drawn = jax.lax.bitcast_convert_type(words, jnp.uint8)
+    drawn = drawn.reshape(*rows, -1)[..., :n]
   # Round 256 (1 - rate) up or down at random, without bias. Use the bits of the
   # key, because a second draw would double the time to compile.
   up = (jax.random.key_data(key)[-1] >> 8).astype(jnp.float32) / 2**24
   threshold = jnp.floor(256 * (1 - rate) + up)
   return (drawn < threshold.astype(jnp.int32)).reshape(shape)
+
+
+def _draw_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Returns random words, uint32 [*shape]."""
+  draw = functools.partial(jax.random.bits, dtype=jnp.uint32)
+  if not platforms.on_tpu() or len(shape) == 1:
+    return draw(key, shape)
+  # With a key for every row, devices exchange no counters of the draw.
+  keys = jax.vmap(functools.partial(jax.random.fold_in, key))
+  return jax.vmap(lambda k: draw(k, shape[1:]))(keys(jnp.arange(shape[0])))
 
 
 @flax.struct.dataclass

@@ -7,14 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformers.models import dropout as module
 from jaxformers.models.dropout import Dropout, draw_kept, make_dropout
 from tests import draws
 from tests.marks import slow_except
 
 
+@pytest.fixture(params=[False, True], ids=["cpu", "tpu"])
+def _devices(request, monkeypatch):
+  """Bytes side by side, and the form for TPUs."""
+  monkeypatch.setattr(module.platforms, "on_tpu", lambda: request.param)
+
+
 @pytest.mark.parametrize(
   "rate", slow_except([0.1], [0.001, 0.1, 0.25, 0.5, 0.999])
 )
+@pytest.mark.usefixtures("_devices")
 @pytest.mark.parametrize("n", [1, 6, 64])
 def test_draw_kept_drops_entries_at_the_rate(rate, n):
   """Over the keys; one threshold alone would miss most rates by much more."""
@@ -31,6 +39,7 @@ def test_draw_kept_drops_entries_at_the_rate(rate, n):
   assert abs(share - rate).max() < 1 / 256 + 6 * deviation
 
 
+@pytest.mark.usefixtures("_devices")
 def test_draw_kept_entries_are_independent():
   key = jax.random.fold_in(jax.random.key(0), 1)
   kept = np.asarray(draw_kept(key, 0.3, (100_000, 7)))

@@ -32,6 +32,9 @@ from jaxformers.models.reductions import wide
 from jaxformers.models.segments import is_packed, tokens
 
 BLOCK = 256  # Queries whose weights are in memory at a time.
+# The same for a TPU with many rows, whose vector memory shall hold the weights:
+# least number of queries, and greatest number of weights of a device.
+LEAST_BLOCK, MOST_WEIGHTS = 32, 2**23
 LANES = 128  # Numbers that a TPU's vector unit takes along the last axis.
 CUDNN: Final = "cudnn"  # Implementation of JAX's attention on GPUs.
 HIDDEN = -1e4  # Added to scores of padding with cuDNN; its exponential is 0.
@@ -46,12 +49,14 @@ class Form(NamedTuple):
       visible keys. False for exp(min(score, 0)).
     scale: factor of q k.T in the scores.
     precision: precision of q k.T; None for the default.
+    block: number of queries whose weights are in memory at a time.
   """
 
   causal: bool = False
   normalize: bool = True
   scale: float = 1.0
   precision: Any = None
+  block: int = BLOCK
 
   def scores(self, q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
     """Returns float32 scores [..., s, m], the lowest number if masked."""
@@ -106,32 +111,32 @@ class Block(NamedTuple):
   num_keys: int
 
   def seen(
-    self, mask: jax.Array, numbers: jax.Array | None, *, causal: bool
+    self, mask: jax.Array, numbers: jax.Array | None, form: Form
   ) -> jax.Array:
-    """Returns the visible keys, [..., BLOCK or 1, num_keys].
+    """Returns the visible keys, [..., form.block or 1, num_keys].
 
     Args:
       mask: mask of the keys or numbers of packed rows, [..., n].
-      numbers: numbers of the queries of the block, [..., BLOCK, 1], for packed
-        rows.
-      causal: True if a query sees only keys up to its own.
+      numbers: numbers of the queries of the block, [..., form.block, 1], for
+        packed rows.
+      form: options of the weights.
     """
     seen = tokens(mask)[..., None, : self.num_keys]
     if numbers is not None:
       seen = seen & (jnp.abs(mask)[..., None, : self.num_keys] == numbers)
-    if not causal:
+    if not form.causal:
       return seen
-    past = earlier(BLOCK, self.num_keys, self.start)
+    past = earlier(form.block, self.num_keys, self.start)
     return seen & jnp.expand_dims(past, range(mask.ndim - 1))
 
 
-def _split(x: jax.Array) -> jax.Array:
-  """Cuts tokens [..., n, e] into blocks [blocks, ..., BLOCK, e], padded."""
-  return jnp.moveaxis(split(x, BLOCK, axis=x.ndim - 2), -3, 0)
+def _split(x: jax.Array, block: int) -> jax.Array:
+  """Cuts tokens [..., n, e] into blocks [blocks, ..., block, e], padded."""
+  return jnp.moveaxis(split(x, block, axis=x.ndim - 2), -3, 0)
 
 
 def _merge(x: jax.Array, n: int) -> jax.Array:
-  """Inverts `_split`: blocks [blocks, ..., BLOCK, e] to tokens [..., n, e]."""
+  """Inverts `_split`: blocks [blocks, ..., block, e] to tokens [..., n, e]."""
   return merge(jnp.moveaxis(x, 0, -3), n)
 
 
@@ -140,8 +145,7 @@ def _scan_blocks(
   carry: Any,
   tokens: tuple[Any, ...],
   turn: jax.Array | int,
-  *,
-  causal: bool,
+  form: Form,
 ) -> tuple[Any, Any]:
   """Scans over blocks of queries with `jax.lax.scan`.
 
@@ -151,25 +155,28 @@ def _scan_blocks(
     carry: first carry.
     tokens: arrays of all queries, each [..., n, e], or None.
     turn: index of the sample and head of this scan; 0 if they are batch axes.
-    causal: True to scan each quarter of the queries separately, with only the
-      keys up to the end of the quarter.
+    form: options of the weights. If it is causal, each quarter of the queries
+      is scanned separately, with only the keys up to the end of the quarter.
 
   Returns:
     The last carry, and the outputs of all blocks, stacked.
   """
   # Cut the queries into blocks, and the blocks into quarters if causal.
   n = tokens[0].shape[-2]
-  blocks = -(-n // BLOCK)
-  arrays = jax.tree.map(_split, tokens)
+  blocks = -(-n // form.block)
+  arrays = jax.tree.map(lambda x: _split(x, form.block), tokens)
   quarters = sorted({blocks * i // 4 for i in range(5)})
   outputs = []
-  for first, last in itertools.pairwise(quarters if causal else (0, blocks)):
+  for first, last in itertools.pairwise(
+    quarters if form.causal else (0, blocks)
+  ):
     # Keys after the end of the quarter are not read.
-    count = min(last * BLOCK, n)
+    count = min(last * form.block, n)
 
     def body(carry: Any, args: Any, count: int = count) -> tuple[Any, Any]:
       i, *block = args
-      return step(carry, Block(turn * blocks + i, i * BLOCK, count), *block)
+      part = Block(turn * blocks + i, i * form.block, count)
+      return step(carry, part, *block)
 
     numbers = jnp.arange(first, last)
     rows = slice(first, last)
@@ -263,10 +270,21 @@ def attend(
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
     return (y / form.total(weights, top, sink)).astype(v.dtype)
 
+  form = form._replace(block=_block(q, k))
+
   def attend_in_turn(turn: Any, *arrays: jax.Array) -> jax.Array:
     return _attend(form, turn, dropout, *arrays)
 
   return _in_turn(attend_in_turn, q, k, v, mask, sink)
+
+
+def _block(q: jax.Array, k: jax.Array) -> int:
+  """Returns the number of queries whose weights are in memory at a time."""
+  if not platforms.on_tpu():
+    return BLOCK
+  rows = max(1, len(q) // platforms.row_parts()) * q.shape[1]
+  fitting = max(1, MOST_WEIGHTS // (rows * k.shape[2]))
+  return min(max(1 << (fitting.bit_length() - 1), LEAST_BLOCK), BLOCK)
 
 
 def _pads_keys() -> bool:
@@ -341,7 +359,7 @@ def _forward(
     _: None, block: Block, q: jax.Array, numbers: jax.Array | None
   ) -> tuple[None, Any]:
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
-    seen = block.seen(mask, numbers, causal=form.causal)
+    seen = block.seen(mask, numbers, form)
     scores = form.scores(q, keys, seen)
     # Subtract the maximum; divide the sums instead of the weights.
     top = form.top(scores, sink)
@@ -352,7 +370,7 @@ def _forward(
     return None, (y.astype(v.dtype), top, inverse)
 
   rows = (q, _numbers(mask))
-  _, outputs = _scan_blocks(step, None, rows, turn, causal=form.causal)
+  _, outputs = _scan_blocks(step, None, rows, turn, form)
   outputs = tuple(_merge(a, q.shape[-2]) for a in outputs)
   return outputs[0], (turn, dropout, q, k, v, mask, sink, *outputs)
 
@@ -389,7 +407,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     (dk, dv), (q, g, mean, top, inverse, numbers) = carry, rows
     keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
     # Recompute the weights.
-    seen = block.seen(mask, numbers, causal=form.causal)
+    seen = block.seen(mask, numbers, form)
     scores = form.scores(q, keys, seen)
     weights = exp_below_one(scores - top) * inverse
     drop = dropout.fold(block.number)
@@ -410,7 +428,7 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   )
   # Padded queries add nothing, since their rows and their gradients g are 0.
   rows = (q, g, mean, top, inverse, _numbers(mask))
-  (dk, dv), dq = _scan_blocks(step, start, rows, turn, causal=form.causal)
+  (dk, dv), dq = _scan_blocks(step, start, rows, turn, form)
   dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
   return (
     None,

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.ranges import OptionalSize, Scale, Size, SmallCount
 from jaxformers.models import step_sizes
 from jaxformers.models.cache import recall, remember
@@ -145,18 +146,28 @@ class Mamba(nn.Module):
       state = jnp.zeros((u.shape[0], inner, size), step.dtype)
     b, c = gates[..., rank : rank + size], gates[..., rank + size :]
     arrays = (wide(u), step, wide(b), wide(c), scan_options(mask))
+    # On a TPU the channels come last, which fill its vectors: with the 16
+    # numbers of a channel there, the states would be copied to the scan.
+    is_last = platforms.on_tpu()
+    a = a.T if is_last else a
+    state = state.swapaxes(1, 2) if is_last else state
 
     # Run the recurrence over one part of the tokens.
     @jax.checkpoint
     def run_part(state: jax.Array, part: Any) -> tuple[jax.Array, jax.Array]:
       u, step, b, c, flags = part
+      # Add the axes of the numbers and of the channels, [b, n, inner, size].
+      channels, numbers = (2, 3) if is_last else (3, 2)
       states, last = linear_scan(
-        decay(step[..., None] * a[None, None], signed=self.signed),
-        (step * u)[..., None] * b[:, :, None],
+        decay(
+          jnp.expand_dims(step, channels) * a[None, None], signed=self.signed
+        ),
+        jnp.expand_dims(step * u, channels) * jnp.expand_dims(b, numbers),
         initial=state,
         **flags,
       )
-      return last, jnp.einsum("bnds,bns->bnd", states, c)
+      order = "bnsd" if is_last else "bnds"
+      return last, jnp.einsum(f"{order},bns->bnd", states, c)
 
     # Scan over the parts; the tokens that pad the last part are masked.
     length = min(PART, n)
@@ -164,7 +175,7 @@ class Mamba(nn.Module):
       lambda a: jnp.moveaxis(split(a, length, 1), 1, 0), arrays
     )
     state, y = jax.lax.scan(run_part, state, parts)
-    remember(self, "state", state)
+    remember(self, "state", state.swapaxes(1, 2) if is_last else state)
     # Join the parts, and add D u_t.
     y = jnp.moveaxis(y, 0, 1).reshape(u.shape[0], -1, inner)[:, :n]
     skip = self.param("D", nn.initializers.ones, (inner,)).astype(y.dtype)

@@ -71,6 +71,32 @@ def test_padded_keys_of_tpus_change_nothing(monkeypatch, attend, causal):
   assert set(lengths) == {32}
 
 
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_smaller_blocks_of_a_tpu_change_nothing(monkeypatch, attend):
+  monkeypatch.setattr(flash, "BLOCK", 16)
+  monkeypatch.setattr(flash, "LANES", 1)
+  call = functools.partial(
+    attend, mask=tokens(), dropout=Dropout(), causal=True
+  )
+  found = pulled(call, *draw(0))
+  # Five rows of 6 samples and heads, of a power of two.
+  monkeypatch.setattr(flash, "LEAST_BLOCK", 2)
+  monkeypatch.setattr(flash, "MOST_WEIGHTS", 5 * 6 * N)
+  monkeypatch.setattr(flash.platforms, "on_tpu", lambda: True)
+  assert flash._block(*draw(0)[:2]) == 4
+  chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
+
+
+@pytest.mark.parametrize(
+  ("rows", "block"), [(1, 256), (32, 256), (256, 64), (2_048, 32)]
+)
+def test_blocks_of_a_tpu_follow_the_rows_of_a_device(monkeypatch, rows, block):
+  monkeypatch.setattr(flash.platforms, "on_tpu", lambda: True)
+  monkeypatch.setattr(flash.platforms, "row_parts", lambda: 4)
+  q = jax.ShapeDtypeStruct((rows, 2, 1_024, 32), jnp.float32)
+  assert flash._block(q, q) == block
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("attend", [softmax, kernelized])
 def test_flash_attention_has_the_result_and_gradients_of_dense(

@@ -35,6 +35,13 @@ def test_mamba_is_its_recurrence(monkeypatch, part, options):
   sequential.check("mamba", outputs, SMALL | options, shift=0.1)
 
 
+def test_mamba_is_its_recurrence_with_channels_last(monkeypatch):
+  """The form for TPUs, whose kernel is interpreted here."""
+  monkeypatch.setattr(mamba, "PART", 4)
+  monkeypatch.setattr(mamba.platforms, "on_tpu", lambda: True)
+  sequential.check("mamba", outputs, SMALL, shift=0.1)
+
+
 def test_mamba_starts_as_published():
   params = sequential.init(MIXERS["mamba"](step_min=1e-3, step_max=0.1), 40)
   np.testing.assert_allclose(
