@@ -217,11 +217,6 @@ def linear_scan(
   )
   if flags.keep is not None:
     added = _map(lambda x: jnp.where(flags.keep, x, 0), added)
-  # Run a reversed recurrence forwards on flipped steps.
-  if reverse:
-    added, flags = jax.tree.map(lambda x: jnp.flip(x, 1), (added, flags))
-    if not _is_constant(factor, added):
-      factor = _map(lambda x: jnp.flip(x, 1), factor)
   if form == "auto":
     form = _fastest()
     form = "associative" if form == "kernel" and resets is not None else form
@@ -229,11 +224,45 @@ def linear_scan(
     form = "scan"
   if form not in ("fft", "kernel") and platforms.backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
-  states = _states(form, factor, added, flags, start)
-  last = _map(lambda x: x[:, -1], states)
-  if reverse:
-    states = _map(lambda x: jnp.flip(x, 1), states)
+  if not reverse:
+    states = _states(form, factor, added, flags, start)
+  elif form == "kernel":
+    states = _kernel_from_end(factor, added, flags, start)
+  else:
+    states = _flipped(form, flags, factor, added, start)
+  last = _map(lambda x: x[:, 0 if reverse else -1], states)
   return _unpair(states, dtype, b), _unpair(last, wide, b)
+
+
+def _flipped(form: str, flags: Flags, a: Pair, b: Pair, start: Pair) -> Pair:
+  """Returns the states of a recurrence that begins with the last step.
+
+  It runs from the first step on flipped steps.
+  """
+  flip = functools.partial(jnp.flip, axis=1)
+  factor = a if _is_constant(a, b) else _map(flip, a)
+  added, flags = jax.tree.map(flip, (b, flags))
+  return _map(flip, _states(form, factor, added, flags, start))
+
+
+@jax.custom_vjp
+def _kernel_from_end(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
+  """Returns `_flipped` for the form "kernel", without copies of the steps."""
+  return _kernel(a, b, flags, start, reverse=True)
+
+
+def _kernel_from_end_forward(*args: Any) -> tuple[Pair, Any]:
+  return _kernel_from_end(*args), args
+
+
+def _kernel_from_end_backward(args: Any, g: Pair) -> tuple[Any, ...]:
+  a, b, flags, start = args
+  run = functools.partial(_flipped, "kernel", flags)
+  da, db, dstart = jax.vjp(run, a, b, start)[1](g)
+  return da, db, None, dstart
+
+
+_kernel_from_end.defvjp(_kernel_from_end_forward, _kernel_from_end_backward)
 
 
 def _promote(
@@ -425,16 +454,20 @@ def _segment_backward(
     lambda h, s: jnp.concatenate([s[:, None], h[:, :-1]], 1), states, before
   )
   earlier = _forget(flags.fresh, earlier)
-  # Flip the steps: step t multiplies the gradient by the factor of step t + 1.
-  flip = functools.partial(jnp.flip, axis=1)
+  # Run from the last step: step t multiplies the gradient by the factor of step
+  # t + 1. Other forms than the kernel need flipped steps.
+  is_kernel = form == "kernel"
+  flip: Any = (
+    (lambda x: x) if is_kernel else functools.partial(jnp.flip, axis=1)
+  )
 
   def shift(x: jax.Array, fill: Any) -> jax.Array:
     end = jnp.full_like(x[:, :1], fill)
     return flip(jnp.concatenate([x[:, 1:], end], 1))
 
   # Add `after` to the gradient of the last state.
-  gradient = _map(flip, g)
-  first = _map(lambda x, y: x.at[:, 0].add(y), gradient, after)
+  gradient, end = _map(flip, g), -1 if is_kernel else 0
+  first = _map(lambda x, y: x.at[:, end].add(y), gradient, after)
   if fixed is None:
     imag = None if a.imag is None else shift(a.imag, 0)
     factor = Pair(shift(a.real, 1), imag)
@@ -443,7 +476,8 @@ def _segment_backward(
   # Run the recurrence of lambda.
   later = jax.tree.map(lambda x: shift(x, False), flags)
   zero = _map(jnp.zeros_like, before)
-  lam = _map(flip, run(_adjoint(factor), first, later, zero))
+  backward = _kernel_from_end if is_kernel else run
+  lam = _map(flip, backward(_adjoint(factor), first, later, zero))
   effective = _effective(lam, earlier, flags)
   da = _reduce(effective, a, is_constant=fixed is not None)
   # The gradient of the state before the segment is conj(a_0) lambda_0.
@@ -666,7 +700,9 @@ def _fft(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   return _plus(states, times(decay, _map(lambda x: x[:, None], start)))
 
 
-def _kernel(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
+def _kernel(
+  a: Pair, b: Pair, flags: Flags, start: Pair, *, reverse: bool = False
+) -> Pair:
   """Runs one step after another in a Pallas kernel for TPUs.
 
   The state stays in registers. Without a kernel, every step of a loop is a
@@ -676,17 +712,18 @@ def _kernel(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
     lambda x: jnp.broadcast_to(x, b.real.shape), _ones_where(flags.keep, a)
   )
   return platforms.by_device(
-    lambda rows, _: _run_kernel(*rows), (factor, b, start)
+    lambda rows, _: _run_kernel(*rows, reverse=reverse), (factor, b, start)
   )
 
 
-def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
+def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
   """Returns the states of the rows of one device, [batch, n, ...].
 
   Args:
     factor: factors of all steps, [batch, n, ...].
     b: added terms, [batch, n, ...].
     start: state before the first step, [batch, ...].
+    reverse: True to begin with the last step.
   """
   from jax.experimental import pallas  # Slow to import, and for TPUs only.
   from jax.experimental.pallas import tpu
@@ -695,17 +732,20 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
   size = batch * math.prod(rest)
   length = min(KERNEL_STEPS, n)
 
-  # The numbers of a step become tiles of 8 x 128, [n, tiles, 8, 128].
+  # The numbers of a step become tiles of 8 x 128, [n, tiles, 8, 128]. Steps
+  # that fill the last block come after all others.
   def tile(x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x, 0, 1).reshape(x.shape[1], size)
-    x = jnp.pad(x, ((0, -len(x) % length), (0, -size % 1_024)))
+    filled = (-len(x) % length, 0) if reverse else (0, -len(x) % length)
+    x = jnp.pad(x, (filled, (0, -size % 1_024)))
     return x.reshape(len(x), -1, 8, 128)
 
   def cut(x: jax.Array) -> jax.Array:
-    x = x.reshape(len(x), -1)[:n, :size].reshape(n, batch, *rest)
+    x = x.reshape(len(x), -1)
+    x = (x[-n:] if reverse else x[:n])[:, :size].reshape(n, batch, *rest)
     return jnp.moveaxis(x, 0, 1)
 
-  first = _map(lambda x: tile(x[:, None])[:1], start)
+  first = _map(lambda x: tile(x[:, None])[-1 if reverse else 0][None], start)
   tiles = jax.tree.map(tile, (factor, b))
   leaves, structure = jax.tree.flatten((*tiles, first))
 
@@ -725,6 +765,7 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
       write(state, ..., _map(lambda ref: ref[0, 0], first))
 
     def step(t: jax.Array, h: Pair) -> Pair:
+      t = length - 1 - t if reverse else t
       at_t = functools.partial(_map, lambda ref: ref[t, 0])
       h = _plus(times(at_t(factor), h), at_t(added))
       write(out, (t, 0), h)
@@ -733,13 +774,18 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair) -> Pair:
     h = jax.lax.fori_loop(0, length, step, _map(lambda ref: ref[...], state))
     write(state, ..., h)
 
-  steps = pallas.BlockSpec((length, 1, 8, 128), lambda i, t: (t, i, 0, 0))
-  once = pallas.BlockSpec((1, 1, 8, 128), lambda i, t: (0, i, 0, 0))
   long = jax.tree.leaves(tiles[1])
+  final = len(long[0]) // length - 1  # Number of the last block.
+
+  def place(i: jax.Array, t: jax.Array) -> tuple[Any, ...]:
+    return (final - t if reverse else t), i, 0, 0
+
+  steps = pallas.BlockSpec((length, 1, 8, 128), place)
+  once = pallas.BlockSpec((1, 1, 8, 128), lambda i, t: (0, i, 0, 0))
   states = pallas.pallas_call(
     kernel,
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in long],
-    grid=(long[0].shape[1], len(long[0]) // length),
+    grid=(long[0].shape[1], final + 1),
     in_specs=[once if len(x) == 1 else steps for x in leaves],
     out_specs=[steps] * len(long),
     scratch_shapes=[tpu.VMEM((8, 128), x.dtype) for x in long],
