@@ -202,8 +202,6 @@ def linear_scan(
   shape, dtype = added.real.shape, added.real.dtype
   wide = jnp.promote_types(dtype, jnp.float32)
   dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else wide
-  if form == "kernel" and wide == jnp.float64 and platforms.on_tpu():
-    raise ValueError('form="kernel" computes in float32 on a TPU: use "auto".')
   factor, added, start = _promote(factor, added, start, wide)
   start = _map(lambda x: jnp.broadcast_to(x, (shape[0], *shape[2:])), start)
   # Give constant factors the rank of a state.
@@ -217,11 +215,7 @@ def linear_scan(
   )
   if flags.keep is not None:
     added = _map(lambda x: jnp.where(flags.keep, x, 0), added)
-  if form == "auto":
-    form = _fastest()
-    form = "associative" if form == "kernel" and resets is not None else form
-  if not math.prod(shape):  # Nothing to cut into parts.
-    form = "scan"
+  form = _resolve(form, shape, has_resets=resets is not None)
   if form not in ("fft", "kernel") and platforms.backend() == "cpu":
     factor, added, start = map(_merge, (factor, added, start))
   if not reverse:
@@ -345,6 +339,8 @@ def _check(
       raise ValueError(f"{name} has the shape {flags.shape}: give {shape[:2]}.")
   if form in ("fft", "kernel") and resets is not None:
     raise ValueError(f"form={form!r} takes no resets: choose another.")
+  if form == "kernel" and b.real.dtype == jnp.float64 and platforms.on_tpu():
+    raise ValueError('form="kernel" computes in float32 on a TPU: use "auto".')
   if form == "fft" and not (is_constant and mask is None):
     raise ValueError(
       'form="fft" needs the same a in every step, and no mask: choose another.'
@@ -716,6 +712,21 @@ def _kernel(
   )
 
 
+def _tile(x: jax.Array, *, length: int, reverse: bool) -> jax.Array:
+  """Returns tiles of the numbers of each step, [n, tiles, 8, 128].
+
+  Args:
+    x: numbers, [batch, n, ...].
+    length: number of steps of a block. Steps that fill the last block come
+      after all others.
+    reverse: True to begin with the last step.
+  """
+  x = jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
+  filled = (-len(x) % length, 0) if reverse else (0, -len(x) % length)
+  x = jnp.pad(x, (filled, (0, -x.shape[1] % 1_024)))
+  return x.reshape(len(x), -1, 8, 128)
+
+
 def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
   """Returns the states of the rows of one device, [batch, n, ...].
 
@@ -731,14 +742,7 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
   batch, n, *rest = b.real.shape
   size = batch * math.prod(rest)
   length = min(KERNEL_STEPS, n)
-
-  # The numbers of a step become tiles of 8 x 128, [n, tiles, 8, 128]. Steps
-  # that fill the last block come after all others.
-  def tile(x: jax.Array) -> jax.Array:
-    x = jnp.moveaxis(x, 0, 1).reshape(x.shape[1], size)
-    filled = (-len(x) % length, 0) if reverse else (0, -len(x) % length)
-    x = jnp.pad(x, (filled, (0, -size % 1_024)))
-    return x.reshape(len(x), -1, 8, 128)
+  tile = functools.partial(_tile, length=length, reverse=reverse)
 
   def cut(x: jax.Array) -> jax.Array:
     x = x.reshape(len(x), -1)
@@ -801,6 +805,16 @@ FORMS = {
   "kernel": _kernel,
   "fft": _fft,
 }
+
+
+def _resolve(form: str, shape: tuple[int, ...], *, has_resets: bool) -> str:
+  """Returns the name of the form of `linear_scan` for a shape of b."""
+  if not math.prod(shape):  # Nothing to cut into parts.
+    return "scan"
+  if form != "auto":
+    return form
+  fastest = _fastest()
+  return "associative" if fastest == "kernel" and has_resets else fastest
 
 
 def _fastest() -> str:

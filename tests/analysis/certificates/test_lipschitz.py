@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import types
 
@@ -158,6 +159,18 @@ def test_measure_factors_of_untrained_transject_is_one():
   seen = lipschitz.measure_factors(model, params, [np.asarray(IDS)])
   for factor in seen["factors"]:
     assert factor == {"mean": 1.0, "min": 1.0, "max": 1.0}
+
+
+def test_factors_in_bfloat16_are_those_of_float32():
+  """Tokens that are no nearer than rounding keep their distances there, too."""
+  model, params = build(alpha=0.9)
+  half = models.from_config(dataclasses.replace(model.config, dtype="bfloat16"))
+  plain, short = (
+    lipschitz.measure_factors(m, params, [np.asarray(IDS)])["factors"][-1]
+    for m in (model, half)
+  )
+  assert plain != short
+  chex.assert_trees_all_close(short, plain, rtol=0.01)
 
 
 def test_measure_factors_refuses_equal_tokens():
