@@ -201,7 +201,7 @@ def _default_chunk(rows: int, size: int, is_fine: bool) -> int:
     pairs = max(1, rows // platforms.row_parts()) * size
     chunk = min(max(FINE_SIZE_TPU // size, 16), 64)
     while chunk > 16 and pairs * chunk**2 > MOST_PAIRS_TPU:
-      chunk //= 2
+      chunk = max(chunk // 2, 16)
     return chunk
   if backend == "tpu":
     return CHUNK_TPU

@@ -216,16 +216,21 @@ def linear_scan(
   if flags.keep is not None:
     added = _map(lambda x: jnp.where(flags.keep, x, 0), added)
   form = _resolve(form, shape, has_resets=resets is not None)
-  if form not in ("fft", "kernel") and platforms.backend() == "cpu":
-    factor, added, start = map(_merge, (factor, added, start))
   if not reverse:
-    states = _states(form, factor, added, flags, start)
+    states = _forwards(form, flags, factor, added, start)
   elif form == "kernel":
     states = _kernel_from_end(factor, added, flags, start)
   else:
     states = _flipped(form, flags, factor, added, start)
   last = _map(lambda x: x[:, 0 if reverse else -1], states)
   return _unpair(states, dtype, b), _unpair(last, wide, b)
+
+
+def _forwards(form: str, flags: Flags, a: Pair, b: Pair, start: Pair) -> Pair:
+  """Returns the states of a recurrence that begins with the first step."""
+  if form not in ("fft", "kernel") and platforms.backend() == "cpu":
+    a, b, start = map(_merge, (a, b, start))
+  return _states(form, a, b, flags, start)
 
 
 def _flipped(form: str, flags: Flags, a: Pair, b: Pair, start: Pair) -> Pair:
@@ -236,7 +241,7 @@ def _flipped(form: str, flags: Flags, a: Pair, b: Pair, start: Pair) -> Pair:
   flip = functools.partial(jnp.flip, axis=1)
   factor = a if _is_constant(a, b) else _map(flip, a)
   added, flags = jax.tree.map(flip, (b, flags))
-  return _map(flip, _states(form, factor, added, flags, start))
+  return _map(flip, _forwards(form, flags, factor, added, start))
 
 
 @jax.custom_vjp

@@ -309,6 +309,7 @@ def test_one_head_of_queries_and_keys_serves_all_heads(decay, erases, form):
     (1_024, 8, 32),
     (10**6, 16, 16),
     (8, 64, 16),
+    (10**6, 24, 16),
   ],
 )
 def test_chunks_of_a_tpu_follow_the_states_of_a_device(

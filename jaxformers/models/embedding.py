@@ -35,9 +35,9 @@ POSITIONS = ("sinusoid", "sinusoid_2d", "learned", "none")
 
 # Number of multiples of max_len up to which positions exist after a state.
 MULTIPLES = 1_024
-# Longest table of sinusoids, [n, d], that is a constant of a program.
-LONGEST_TABLE = 2**17
-BLOCK = 4_096  # Rows of the near positions in longer ones.
+# Most numbers of a table of sinusoids, [n, d], that is a constant of a program.
+LARGEST_TABLE = 2**26
+BLOCK = 4_096  # Rows of the near positions in larger ones.
 
 
 def sinusoids(length: int, d: int, step: int = 1) -> np.ndarray:
@@ -73,12 +73,12 @@ def _turned(near: jax.Array, far: jax.Array, d: int) -> jax.Array:
   return both.reshape(*both.shape[:-2], -1)[..., :d]
 
 
-def _long_sinusoids(length: int, d: int) -> jax.Array:
-  """Returns `sinusoids`, of which a long program computes sums of two tables.
+def traced_sinusoids(length: int, d: int) -> jax.Array:
+  """Returns `sinusoids`; a program computes large ones from two tables.
 
   Programs of more than 2 GiB, with their constants, cannot be compiled.
   """
-  if length <= LONGEST_TABLE:
+  if length * d <= LARGEST_TABLE:
     return jnp.asarray(sinusoids(length, d))
   near = jnp.asarray(_waves(BLOCK, d))
   far = jnp.asarray(_waves(-(-length // BLOCK), d, BLOCK))
@@ -301,10 +301,13 @@ class Embedding(nn.Module):
     take = functools.partial(jnp.take, axis=0, mode="fill")
     if self.positions != "sinusoid":
       return take(self._embed_positions(self.max_len, d, init), places)
-    near = take(_waves(self.max_len, d), places % self.max_len)
-    # Add a multiple of max_len.
-    multiples = _waves(MULTIPLES, d, self.max_len)
-    return _turned(near, take(multiples, places // self.max_len), d)
+    # Add a multiple of max_len, or of a block of a large table.
+    is_large = self.max_len * d > LARGEST_TABLE
+    step = BLOCK if is_large else self.max_len
+    count = max(MULTIPLES, 2 * self.max_len // step)
+    near = take(_waves(step, d), places % step)
+    far = take(_waves(count, d, step), places // step)
+    return _turned(near, far, d)
 
   def _embed_positions(
     self, n: int, d: int, init: nn.initializers.Initializer
@@ -320,7 +323,7 @@ class Embedding(nn.Module):
     if self.positions == "learned":
       return self.param("positions", init, (max_len, d))[:n]
     if self.positions == "sinusoid":
-      return _long_sinusoids(n, d)
+      return traced_sinusoids(n, d)
     # Prepended tokens have no position in the image: their vector is 0.
     table = np.pad(sinusoids_2d(self.max_len, d), ((self.cls, 0), (0, 0)))
     return jnp.asarray(table[:n])

@@ -625,20 +625,11 @@ def load(
       that are not square and have other sizes than the file's.
   """
   checkpoint = _read(folder)
-  _check_image(checkpoint, changes.get("image") or (), str(folder))
+  theirs, ours = checkpoint.options.get("image", ()), changes.get("image", ())
+  transplant.check_image(theirs, ours, str(folder))
   options, has_head = checkpoint.options, "num_classes" not in changes
   if has_head and checkpoint.config["head"] == "other":
-    names = checkpoint.config["architectures"] or ["no architecture"]
-    if checkpoint.config["kind"] == "gpt2":
-      raise UserError(
-        f"The head of {folder} ({names[0]}) predicts no tokens: load the model "
-        "with GPT2LMHeadModel.from_pretrained, and save it with "
-        "save_pretrained."
-      )
-    raise UserError(
-      f"The head of {folder} ({names[0]}) does not classify whole texts: set "
-      "num_classes=N to create a new head on its encoder, and train it."
-    )
+    raise _refuse_head(checkpoint.config, str(folder))
   if options.get("objective") == "language_model":
     if changes.get("objective") not in (None, "language_model"):
       del options["head"]  # Options of language models.
@@ -674,28 +665,18 @@ def load(
   return model, chosen.params
 
 
-def _check_image(
-  checkpoint: Checkpoint, image: Sequence[int], folder: str
-) -> None:
-  """Raises UserError if positions would be resized on a grid of no square.
-
-  Args:
-    checkpoint: contents of the folder.
-    image: (height, width, channels) of the model; () for the file's.
-    folder: folder, for the message.
-  """
-  theirs, ours = (
-    tuple(checkpoint.options.get("image", ())[:2]),
-    tuple(image[:2]),
-  )
-  if not ours or not theirs or ours == theirs:
-    return
-  if len({*ours}) > 1 or len({*theirs}) > 1:
-    raise UserError(
-      f"{folder} has positions for images of {theirs[0]} x {theirs[1]} pixels, "
-      f"and the model has {ours[0]} x {ours[1]}: positions are interpolated "
-      "from square images to square images only. Choose the file's size."
+def _refuse_head(config: Mapping[str, Any], folder: str) -> UserError:
+  """Returns the error for a head that no model here has."""
+  name, *_ = config["architectures"] or ["no architecture"]
+  if config["kind"] == "gpt2":
+    return UserError(
+      f"The head of {folder} ({name}) predicts no tokens: load the model with "
+      "GPT2LMHeadModel.from_pretrained, and save it with save_pretrained."
     )
+  return UserError(
+    f"The head of {folder} ({name}) does not classify whole texts: set "
+    "num_classes=N to create a new head on its encoder, and train it."
+  )
 
 
 def take(
@@ -720,7 +701,8 @@ def take(
       positions of images that are not square and have another size.
   """
   checkpoint = _read(folder)
-  _check_image(checkpoint, image, str(folder))
+  theirs = checkpoint.options.get("image", ())
+  transplant.check_image(theirs, image, str(folder))
   heads = checkpoint.options["mixer"]["num_heads"]
   # Kernels with another number of heads may have the same size: compare heads.
   mixer = start["encoder"].get("layer_0", {}).get("mixer", {})

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxformers.foundations.errors import UserError
-from jaxformers.models.embedding import sinusoids
+from jaxformers.models.embedding import traced_sinusoids
 from jaxformers.models.mixer import kernel_init
 from jaxformers.models.model import CLASSES, Model
 from jaxformers.models.segments import Packed
@@ -39,7 +39,7 @@ class Bottleneck(nn.Module):
     last = jnp.where(mask, jnp.arange(n), 0).max(1)
     state = jnp.take_along_axis(x, last[:, None, None], 1)
     # Count places without padding.
-    y = state + jnp.asarray(sinusoids(n, d))[mask.cumsum(1) - 1]
+    y = state + traced_sinusoids(n, d)[mask.cumsum(1) - 1]
     for layer in range(2):
       y = nn.LayerNorm(name=f"norm_{layer}")(y)
       y = nn.gelu(

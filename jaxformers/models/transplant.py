@@ -54,6 +54,7 @@ def transplant(
   source: Any,
   *,
   image: Sequence[int] = (),
+  source_image: Sequence[int] = (),
   vocabulary: Sequence[str] = (),
   source_vocabulary: Sequence[str] = (),
   same_task: bool = False,
@@ -74,6 +75,7 @@ def transplant(
     start: initial parameters of the model.
     source: parameters of the source model.
     image: (height, width, channels) of the model's inputs; () for sequences.
+    source_image: the same of the source model; () if it is not known.
     vocabulary: tokens of the model by id; () if the inputs are not ids.
     source_vocabulary: tokens of the source model by id; () if its inputs are
       not ids.
@@ -82,13 +84,18 @@ def transplant(
     advice: sentence appended to the message about another encoder.
 
   Raises:
-    UserError: for another encoder, listing the parameters that differ; or for
-      another vocabulary.
+    UserError: for another encoder, listing the parameters that differ; for
+      another vocabulary; or for positions of images that are not square and
+      have other sizes.
   """
   ours, theirs = (
     flax.traverse_util.flatten_dict(tree, sep="/") for tree in (start, source)
   )
   _check_vocabulary(tuple(source_vocabulary), tuple(vocabulary), name)
+  tables = [flat.get(f"{_EMBEDDING}positions") for flat in (ours, theirs)]
+  if all(table is not None for table in tables):
+    has_same = len({len(table) for table in tables}) == 1
+    check_image(source_image, image, name, has_same_count=has_same)
   # Take the head only if all of its shapes fit.
   takes_head = same_task and _same_shapes(*map(_head, (ours, theirs)))
   # Count the prepended tokens: one is a vector, several are a matrix.
@@ -185,6 +192,33 @@ def refuse(
     f"  {listed}\nBuild the model with the same sizes and options. {advice}"
   )
   return UserError(message.strip())
+
+
+def check_image(
+  theirs: Sequence[int],
+  ours: Sequence[int],
+  name: str,
+  *,
+  has_same_count: bool = True,
+) -> None:
+  """Raises UserError if positions would be resized on a grid of no square.
+
+  Args:
+    theirs, ours: (height, width, ...) of the images of both models; () for
+      sequences, or if the size is not known.
+    name: description of the source, for the message.
+    has_same_count: True if both models have the same number of positions.
+  """
+  sizes = [tuple(image[:2]) for image in (theirs, ours)]
+  if not all(sizes) or (sizes[0] == sizes[1] and has_same_count):
+    return
+  if any(height != width for height, width in sizes):
+    (a, b), (c, d) = sizes
+    raise UserError(
+      f"{name} has positions for images of {a} x {b} pixels, and the model has "
+      f"{c} x {d}: positions are interpolated from square images to square "
+      "images only. Choose the size of the source."
+    )
 
 
 def _head(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,10 +41,16 @@ FIELDS = (
 )
 # Packages of the compilers, by the platforms of their devices.
 COMPILERS = {"tpu": ["libtpu"], "gpu": ["jax-cuda13-pjrt"]}
-# Variables with flags of the compilers. `jaxformers compile` sets the level for
-# GPUs, which it cannot measure.
+# Variables with flags of the compilers, and flags that are not compared:
+# `compile` sets the first one for GPUs, which it cannot measure, JAX sets the
+# second one on machines with TPUs, and the others change no program.
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-SET_BY_COMPILE = {"--xla_gpu_autotune_level=0"}
+NOT_COMPARED = (
+  "--xla_gpu_autotune_level=0",
+  "--xla_tpu_use_enhanced_launch_barrier=true",
+  "--xla_dump_",
+  "--xla_force_host_platform_device_count",
+)
 FACTS = "facts.json"
 # Settings of JAX that change a program.
 SETTINGS = (
@@ -71,12 +77,12 @@ def describe(config: RunConfig, model: Model, layout: Layout) -> dict[str, Any]:
   compilers = COMPILERS.get(platforms.backend_of(devices[0]), [])
   names = ["jax", "jaxlib", "flax", "optax", *compilers]
   fields = config.as_dict()
-  flags = {flag for name in FLAGS for flag in os.environ.get(name, "").split()}
+  flags = [flag for name in FLAGS for flag in os.environ.get(name, "").split()]
   return plain(
     {
       "versions": {name: _version(name) for name in names},
       "settings": {name: getattr(jax.config, name) for name in SETTINGS},
-      "flags": sorted(flags - SET_BY_COMPILE),
+      "flags": [f for f in flags if not f.startswith(NOT_COMPARED)],
       "code": provenance.code_digest(),
       "device": devices[0].device_kind,
       "mesh": layout.mesh.shape,

@@ -350,6 +350,7 @@ def begin_with(
     start,
     weights.params,
     image=task.image,
+    source_image=weights.record["sizes"].get("image", ()),
     vocabulary=task.vocabulary,
     source_vocabulary=weights.vocabulary,
     same_task=weights.has_same_head(task),

@@ -4,12 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformers.models.embedding import (
-  LONGEST_TABLE,
-  Embedding,
-  sinusoids,
-  sinusoids_2d,
-)
+from jaxformers.models import embedding
+from jaxformers.models.embedding import Embedding, sinusoids, sinusoids_2d
 
 
 def test_sinusoids_are_the_published_formula():
@@ -26,8 +22,9 @@ def test_sinusoids_rows_are_unique():
   assert len(np.unique(rows, axis=0)) == 4096
 
 
-def test_long_sequences_compute_their_sinusoids():
-  n = LONGEST_TABLE + 5
+def test_long_sequences_compute_their_sinusoids(monkeypatch):
+  n = 2**17
+  monkeypatch.setattr(embedding, "LARGEST_TABLE", 5 * n - 1)
   embed = Embedding(2, n, 10, concatenate=True)  # Five channels of positions.
   ids = jnp.zeros((1, n), jnp.int32)
   params = embed.init(jax.random.key(0), ids[:, :1])
@@ -35,6 +32,13 @@ def test_long_sequences_compute_their_sinusoids():
   np.testing.assert_allclose(rows, sinusoids(n, 5), atol=1e-6)
   text = jax.jit(embed.apply).lower(params, ids).as_text()
   assert len(text) < 1e6  # The program holds no table of all positions.
+  # Decoding has the same positions.
+  places = jnp.asarray([[0, 4_095, 4_096, n - 1, n, 2 * n - 1, 2**22]])
+  found = embed._positions_at(places, 5, None)[0]
+  chex.assert_trees_all_close(
+    found[:-1], sinusoids(2 * n, 5)[places[0, :-1]], atol=1e-5
+  )
+  assert np.isnan(found[-1]).all()  # After 1,024 blocks.
 
 
 def test_sinusoids_2d_separate_rows_and_columns():

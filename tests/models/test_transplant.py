@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformers import models
+from jaxformers.foundations.errors import UserError
 from jaxformers.models import transplant as module
 from jaxformers.models.embedding import patches
 from jaxformers.models.transplant import transplant
@@ -270,3 +271,24 @@ def test_transplant_of_a_classifier_into_a_segmenter_of_larger_images():
   assert {path.split("/")[0] for path in got.new} == {"decoder"}
   out = model.apply({"params": got.params}, model.example(), train=False)
   assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(
+  ("theirs", "ours"),
+  [
+    ((8, 32, 3), (16, 16, 3)),
+    ((8, 32, 3), (24, 24, 3)),
+    ((8, 8, 3), (4, 16, 3)),
+  ],
+)
+def test_positions_of_images_that_are_not_square_stay_on_their_grid(
+  theirs, ours
+):
+  options = {"vocab_size": 0, "max_len": 0, "patch_size": 4, "pool": "cls"}
+  options["positions"] = "learned"
+  _, source = built(image=theirs, **options)
+  _, start = built(image=ours, **options)
+  with pytest.raises(UserError, match="images of .* square images only"):
+    transplant(start, source, image=ours, source_image=theirs)
+  same = transplant(source, source, image=theirs, source_image=theirs)
+  assert not same.resized

@@ -100,7 +100,8 @@ def test_facts_name_the_sizes_the_compilers_and_the_places_of_devices(
   assert facts["topology"] == count * [[0, []]]
   # Flags of the compilers change programs, except the level of tuning.
   monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0 --xla_other=1")
-  monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+  on_tpus = "--xla_tpu_use_enhanced_launch_barrier=true"  # From JAX itself.
+  monkeypatch.setenv("LIBTPU_INIT_ARGS", f" {on_tpus}")
   changed = executables.describe(run.config, run.model, run.layout)
   assert changed["flags"] == ["--xla_other=1"]
   monkeypatch.delenv("XLA_FLAGS")

@@ -160,7 +160,9 @@ class Attack(Evaluation):
     Returns:
       One array for each k.
     """
-    ids, labels = np.array(ids), np.asarray(labels)
+    # Slopes are for tokens that a causal model has moved to the front.
+    ids = np.array(self._model.close_holes(jnp.asarray(ids))[0])
+    labels = np.asarray(labels)
     # Only tokens are replaced, and each position once.
     free = ids > 0
     blank = jnp.zeros((*ids.shape, self._model.config.d_model))

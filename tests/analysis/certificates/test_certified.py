@@ -45,7 +45,7 @@ def test_no_perturbation_of_the_embedding_crosses_a_certified_radius(case):
   assert any(is_tight[1::2])
 
 
-def test_perturbations_move_tokens_that_follow_padding():
+def test_attacks_change_tokens_that_follow_padding():
   model, params = build("allpass", causal=True, positions="none")
   ids = ids_of(1, 20)
   attack = certified.Attack(model, params)
@@ -57,6 +57,9 @@ def test_perturbations_move_tokens_that_follow_padding():
   ]
   chex.assert_trees_all_equal(*right)
   assert not all(right[0])
+  replaced = [attack.replace(x, labels, [1, 2]) for x in (ids, moved)]
+  chex.assert_trees_all_equal(*replaced)
+  assert not all(replaced[0][1])
 
 
 def test_attacked_margins_are_computed_at_full_precision():
