@@ -42,7 +42,7 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.
   words = _draw_words(key, (*rows, -(-n // 4)))
-  if platforms.on_tpu():
+  if _fills_lanes(n):
     # The first bytes of all words come first: bytes side by side would need a
     # copy of four times the words.
     parts = [(words >> shift) & 255 for shift in (0, 8, 16, 24)]
@@ -60,11 +60,16 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
 def _draw_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns random words, uint32 [*shape]."""
   draw = functools.partial(jax.random.bits, dtype=jnp.uint32)
-  if not platforms.on_tpu() or len(shape) == 1:
+  if len(shape) == 1 or not _fills_lanes(4 * shape[-1]):
     return draw(key, shape)
   # With a key for every row, devices exchange no counters of the draw.
   keys = jax.vmap(functools.partial(jax.random.fold_in, key))
   return jax.vmap(lambda k: draw(k, shape[1:]))(keys(jnp.arange(shape[0])))
+
+
+def _fills_lanes(n: int) -> bool:
+  """Returns True on a TPU if n / 4 words fill its vectors of 128 numbers."""
+  return platforms.on_tpu() and n % 512 == 0
 
 
 @flax.struct.dataclass

@@ -16,7 +16,18 @@ from tests.marks import slow_except
 @pytest.fixture(params=[False, True], ids=["cpu", "tpu"])
 def _devices(request, monkeypatch):
   """Bytes side by side, and the form for TPUs."""
-  monkeypatch.setattr(module.platforms, "on_tpu", lambda: request.param)
+  monkeypatch.setattr(module, "_fills_lanes", lambda n: request.param)
+
+
+def test_bytes_of_a_tpu_need_no_copies_if_words_fill_its_vectors(monkeypatch):
+  assert not module._fills_lanes(512)
+  monkeypatch.setattr(module.platforms, "on_tpu", lambda: True)
+  assert [module._fills_lanes(n) for n in (64, 512, 640, 1_024)] == [
+    False,
+    True,
+    False,
+    True,
+  ]
 
 
 @pytest.mark.parametrize(
