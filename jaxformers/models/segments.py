@@ -54,11 +54,11 @@ def make(numbers: Any, sizes: tuple[int, int] | None) -> Packed:
       f"segments have the shape {array.shape} and the type {array.dtype}: give "
       "integers [b, n], 1, 2, ... at the tokens of each example of a row."
     )
-  # Numbers stay or grow by one, until 0 follows.
+  # Numbers stay or grow by one, until 0 follows. A row that begins with a greater
+  # number than 1 does not continue from a state: see `starts`.
   before, after = array[:, :-1], array[:, 1:]
   is_next = (after == before) | ((after == before + 1) & (before > 0))
   is_right = (is_next | (after == 0)).all(1) & (array >= 0).all(1)
-  is_right &= (array[:, :1] <= 1).all(1)
   if not is_right.all():
     raise UserError(
       "segments must be 1, 2, ... in the order of the row, and 0 at padding: "
