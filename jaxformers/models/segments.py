@@ -54,7 +54,7 @@ def make(numbers: Any, sizes: tuple[int, int] | None) -> Packed:
       f"segments have the shape {array.shape} and the type {array.dtype}: give "
       "integers [b, n], 1, 2, ... at the tokens of each example of a row."
     )
-  # Numbers stay or grow by one, until 0 follows. A row that begins with a greater
+  # Numbers stay or grow by one, until 0 follows. A row that begins with another
   # number than 1 does not continue from a state: see `starts`.
   before, after = array[:, :-1], array[:, 1:]
   is_next = (after == before) | ((after == before + 1) & (before > 0))
