@@ -198,7 +198,7 @@ def _default_chunk(rows: int, size: int, is_fine: bool) -> int:
   backend = platforms.backend()
   if backend == "tpu" and is_fine:
     # The factors between all pairs of writes of a chunk, on a device.
-    pairs = max(1, rows // platforms.row_parts()) * size
+    pairs = platforms.rows_of_device(rows) * size
     chunk = min(max(FINE_SIZE_TPU // size, 16), 64)
     while chunk > 16 and pairs * chunk**2 > MOST_PAIRS_TPU:
       chunk = max(chunk // 2, 16)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -216,37 +217,45 @@ def linear_scan(
   if flags.keep is not None:
     added = _map(lambda x: jnp.where(flags.keep, x, 0), added)
   form = _resolve(form, shape, has_resets=resets is not None)
-  if not reverse:
-    states = _forwards(form, flags, factor, added, start)
-  elif form == "kernel":
-    states = _kernel_from_end(factor, added, flags, start)
-  else:
-    states = _flipped(form, flags, factor, added, start)
+  run: Any = functools.partial(_forwards, form)
+  if reverse:
+    run = _from_end(form, run)
+  states = run(factor, added, flags, start)
   last = _map(lambda x: x[:, 0 if reverse else -1], states)
   return _unpair(states, dtype, b), _unpair(last, wide, b)
 
 
-def _forwards(form: str, flags: Flags, a: Pair, b: Pair, start: Pair) -> Pair:
+def _forwards(form: str, a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   """Returns the states of a recurrence that begins with the first step."""
   if form not in ("fft", "kernel") and platforms.backend() == "cpu":
     a, b, start = map(_merge, (a, b, start))
   return _states(form, a, b, flags, start)
 
 
-def _flipped(form: str, flags: Flags, a: Pair, b: Pair, start: Pair) -> Pair:
-  """Returns the states of a recurrence that begins with the last step.
+def _from_end(form: str, run: Callable[..., Pair]) -> Callable[..., Pair]:
+  """Returns the function that begins with the last step, for a form.
 
-  It runs from the first step on flipped steps.
+  Args:
+    form: name of the form.
+    run: function of a, b, flags and the first state that begins with the first
+      step.
   """
+  return _kernel_from_end if form == "kernel" else functools.partial(_flip, run)
+
+
+def _flip(
+  run: Callable[..., Pair], a: Pair, b: Pair, flags: Flags, start: Pair
+) -> Pair:
+  """Returns the states from the last step, by `run` on flipped steps."""
   flip = functools.partial(jnp.flip, axis=1)
   factor = a if _is_constant(a, b) else _map(flip, a)
   added, flags = jax.tree.map(flip, (b, flags))
-  return _map(flip, _forwards(form, flags, factor, added, start))
+  return _map(flip, run(factor, added, flags, start))
 
 
 @jax.custom_vjp
 def _kernel_from_end(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
-  """Returns `_flipped` for the form "kernel", without copies of the steps."""
+  """Returns `_flip` of the form "kernel", without copies of the steps."""
   return _kernel(a, b, flags, start, reverse=True)
 
 
@@ -256,8 +265,9 @@ def _kernel_from_end_forward(*args: Any) -> tuple[Pair, Any]:
 
 def _kernel_from_end_backward(args: Any, g: Pair) -> tuple[Any, ...]:
   a, b, flags, start = args
-  run = functools.partial(_flipped, "kernel", flags)
-  da, db, dstart = jax.vjp(run, a, b, start)[1](g)
+  run = functools.partial(_states, "kernel")
+  _, pull = jax.vjp(lambda a, b, h: _flip(run, a, b, flags, h), a, b, start)
+  da, db, dstart = pull(g)
   return da, db, None, dstart
 
 
@@ -455,20 +465,14 @@ def _segment_backward(
     lambda h, s: jnp.concatenate([s[:, None], h[:, :-1]], 1), states, before
   )
   earlier = _forget(flags.fresh, earlier)
-  # Run from the last step: step t multiplies the gradient by the factor of step
-  # t + 1. Other forms than the kernel need flipped steps.
-  is_kernel = form == "kernel"
-  flip: Any = (
-    (lambda x: x) if is_kernel else functools.partial(jnp.flip, axis=1)
-  )
 
+  # From the last step, step t multiplies the gradient by the factor of t + 1.
   def shift(x: jax.Array, fill: Any) -> jax.Array:
     end = jnp.full_like(x[:, :1], fill)
-    return flip(jnp.concatenate([x[:, 1:], end], 1))
+    return jnp.concatenate([x[:, 1:], end], 1)
 
   # Add `after` to the gradient of the last state.
-  gradient, end = _map(flip, g), -1 if is_kernel else 0
-  first = _map(lambda x, y: x.at[:, end].add(y), gradient, after)
+  added = _map(lambda x, y: x.at[:, -1].add(y), g, after)
   if fixed is None:
     imag = None if a.imag is None else shift(a.imag, 0)
     factor = Pair(shift(a.real, 1), imag)
@@ -477,8 +481,7 @@ def _segment_backward(
   # Run the recurrence of lambda.
   later = jax.tree.map(lambda x: shift(x, False), flags)
   zero = _map(jnp.zeros_like, before)
-  backward = _kernel_from_end if is_kernel else run
-  lam = _map(flip, backward(_adjoint(factor), first, later, zero))
+  lam = _from_end(form, run)(_adjoint(factor), added, later, zero)
   effective = _effective(lam, earlier, flags)
   da = _reduce(effective, a, is_constant=fixed is not None)
   # The gradient of the state before the segment is conj(a_0) lambda_0.

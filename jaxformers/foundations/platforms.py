@@ -154,6 +154,11 @@ def by_device(
   )(rows, shared)
 
 
+def rows_of_device(rows: int) -> int:
+  """Returns how many of the rows of a batch a device has, at least 1."""
+  return max(1, rows // row_parts())
+
+
 def row_parts() -> int:
   """Returns into how many parts the mesh splits the rows of a batch."""
   axes = _free_axes()

@@ -41,8 +41,9 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
   if len(rows) > 3:
     rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.
-  words = _draw_words(key, (*rows, -(-n // 4)))
-  if _fills_lanes(n):
+  is_apart, size = _fills_lanes(n), -(-n // 4)
+  words = _draw_words(key, (*rows, size), by_row=is_apart and bool(rows))
+  if is_apart:
     # The first bytes of all words come first: bytes side by side would need a
     # copy of four times the words.
     parts = [(words >> shift) & 255 for shift in (0, 8, 16, 24)]
@@ -57,10 +58,18 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
   return (drawn < threshold.astype(jnp.int32)).reshape(shape)
 
 
-def _draw_words(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Returns random words, uint32 [*shape]."""
+def _draw_words(
+  key: jax.Array, shape: tuple[int, ...], *, by_row: bool
+) -> jax.Array:
+  """Returns random words, uint32 [*shape], from a key for each row or from one.
+
+  Args:
+    key: random key.
+    shape: shape of the result.
+    by_row: True to make a key for each row.
+  """
   draw = functools.partial(jax.random.bits, dtype=jnp.uint32)
-  if len(shape) == 1 or not _fills_lanes(4 * shape[-1]):
+  if not by_row:
     return draw(key, shape)
   # With a key for every row, devices exchange no counters of the draw.
   keys = jax.vmap(functools.partial(jax.random.fold_in, key))

@@ -282,7 +282,7 @@ def _block(q: jax.Array, k: jax.Array) -> int:
   """Returns the number of queries whose weights are in memory at a time."""
   if not platforms.on_tpu():
     return BLOCK
-  rows = max(1, len(q) // platforms.row_parts()) * q.shape[1]
+  rows = platforms.rows_of_device(len(q)) * q.shape[1]
   fitting = max(1, MOST_WEIGHTS // (rows * k.shape[2]))
   return min(max(1 << (fitting.bit_length() - 1), LEAST_BLOCK), BLOCK)
 
