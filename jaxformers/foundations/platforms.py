@@ -13,8 +13,9 @@ from typing import Any
 _TARGET: contextvars.ContextVar[Any] = contextvars.ContextVar(
   "target", default=None
 )
-# Mesh axes over which the rows of a batch are split.
+# Mesh axes over which the rows of a batch are split, and the tokens of a row.
 ROWS = ("data", "fsdp")
+SEQUENCE = "sequence"
 # Names of backends, by the names of their devices.
 _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
 
@@ -120,13 +121,16 @@ def fast_size(least: int) -> int:
 
 
 def by_device(
-  function: Callable[..., Any], rows: Any, shared: Any = None
+  function: Callable[..., Any],
+  rows: Any,
+  shared: Any = None,
+  token_axis: int = 0,
 ) -> Any:
   """Returns `function(rows, shared)`, with each device's rows on their own.
 
   XLA would gather the rows of all devices for a Fourier transform, would ask
   all devices before it takes a branch, and refuses to split a kernel. Without a
-  mesh that splits rows, this is a plain call.
+  mesh that splits rows or tokens, this is a plain call.
 
   Args:
     function: function of trees of arrays, which returns a tree of arrays. It
@@ -134,24 +138,38 @@ def by_device(
       are joined, so a sum over rows is returned once for each device.
     rows: tree of arrays [b, ...].
     shared: tree of arrays that every device has.
+    token_axis: axis of the tokens of `rows` and of the results, if the function
+      shall get the tokens of one device: see `splits_tokens`. 0 otherwise.
   """
   import jax
   from jax.sharding import PartitionSpec
 
-  sizes = _free_axes()
-  axes = tuple(axis for axis in ROWS if sizes.get(axis, 1) > 1)
-  count = row_parts()
+  sizes, count = _free_axes(), row_parts()
+  splits = token_axis > 0 and sizes.get(SEQUENCE, 1) > 1
   # A model that is initialised with one example has no rows to split.
-  if count == 1 or any(x.shape[0] % count for x in jax.tree.leaves(rows)):
+  is_whole = any(x.shape[0] % count for x in jax.tree.leaves(rows))
+  if is_whole or (count == 1 and not splits):
     return function(rows, shared)
-  split = PartitionSpec(axes)
+  names = [axis for axis in sizes if axis in ROWS or sizes[axis] == 1]
+  # Axes of size 1 are named too: a sum over them fails on CPUs in bfloat16.
+  spec: list[Any] = [tuple(names)]
+  if splits:
+    spec += [*[None] * (token_axis - 1), SEQUENCE]
+    names.append(SEQUENCE)
+  split = PartitionSpec(*spec)
   return jax.shard_map(
     function,
     in_specs=(split, PartitionSpec()),
     out_specs=split,
-    axis_names={axis for axis in sizes if axis in ROWS or sizes[axis] == 1},
+    axis_names={*names},
     check_vma=False,
   )(rows, shared)
+
+
+def splits_tokens(rows: int, n: int) -> bool:
+  """Returns True if `by_device` can split n tokens of each of some rows."""
+  size = _free_axes().get(SEQUENCE, 1)
+  return size > 1 and n % size == 0 and rows % row_parts() == 0
 
 
 def rows_of_device(rows: int) -> int:

@@ -15,7 +15,6 @@ from jaxformers.foundations import platforms
 
 MODEL = "model"  # Mesh axis over which experts are split.
 PMAP = "data"  # Axis that pmap maps over.
-SEQUENCE = "sequence"  # Mesh axis over which tokens are split.
 
 
 def _mesh() -> jax.sharding.AbstractMesh:
@@ -81,7 +80,7 @@ def for_samples(z: jax.Array, count: int) -> jax.Array:
 
 def _tokens_are_split() -> bool:
   """Returns True if the mesh splits the tokens of a sample over devices."""
-  return _mesh().shape.get(SEQUENCE, 1) > 1
+  return _mesh().shape.get(platforms.SEQUENCE, 1) > 1
 
 
 def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:

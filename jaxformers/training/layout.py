@@ -9,7 +9,8 @@ A mesh has four axes:
   the columns of other matrices.
 
 The compiler adds the communication between devices (GSPMD,
-https://arxiv.org/abs/2105.04663), so a mesh changes only the order of sums.
+https://arxiv.org/abs/2105.04663), so a mesh changes only the order of sums; if it splits tokens, it also changes
+which weights the dropout of softmax attention drops.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from jax.tree_util import KeyPath
 from jaxformers import orthogonal
 from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
-from jaxformers.models.parallel import MODEL, SEQUENCE
+from jaxformers.foundations.platforms import SEQUENCE
+from jaxformers.models.parallel import MODEL
 
 DATA, FSDP = "data", "fsdp"
 AXES = (DATA, FSDP, SEQUENCE, MODEL)

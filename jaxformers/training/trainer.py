@@ -22,6 +22,7 @@ from jaxformers.data.engine.packing import Packing
 from jaxformers.data.engine.split import Split
 from jaxformers.foundations import workdirs
 from jaxformers.foundations.errors import UserError
+from jaxformers.foundations.platforms import SEQUENCE
 from jaxformers.models.model import Model, has_statistics, packed_names
 from jaxformers.models.parallel import on_one_cpu
 from jaxformers.training import (
@@ -35,7 +36,7 @@ from jaxformers.training import (
 )
 from jaxformers.training.evaluate import make_evaluator
 from jaxformers.training.executables import batch_key
-from jaxformers.training.layout import SEQUENCE, Layout
+from jaxformers.training.layout import Layout
 from jaxformers.training.losses import LOSSES
 from jaxformers.training.run import Run
 from jaxformers.training.state import TrainState

@@ -50,6 +50,7 @@ class Form(NamedTuple):
     scale: factor of q k.T in the scores.
     precision: precision of q k.T; None for the default.
     block: number of queries whose weights are in memory at a time.
+    split: True if every device has some of the queries, keys and values.
   """
 
   causal: bool = False
@@ -57,6 +58,23 @@ class Form(NamedTuple):
   scale: float = 1.0
   precision: Any = None
   block: int = BLOCK
+  split: bool = False
+
+  def gather(self, x: jax.Array, axis: int) -> jax.Array:
+    """Joins the parts of the devices along an axis."""
+    if not self.split:
+      return x
+    return jax.lax.all_gather(
+      x, platforms.SEQUENCE, axis=axis % x.ndim, tiled=True
+    )
+
+  def scatter(self, x: jax.Array, axis: int) -> jax.Array:
+    """Sums x over the devices; returns this device's part along an axis."""
+    if not self.split:
+      return x
+    return jax.lax.psum_scatter(
+      x, platforms.SEQUENCE, scatter_dimension=axis % x.ndim, tiled=True
+    )
 
   def scores(self, q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
     """Returns float32 scores [..., s, m], the lowest number if masked."""
@@ -144,6 +162,7 @@ def _scan_blocks(
   step: Callable[..., Any],
   carry: Any,
   tokens: tuple[Any, ...],
+  keys: jax.Array,
   turn: jax.Array | int,
   form: Form,
 ) -> tuple[Any, Any]:
@@ -153,29 +172,35 @@ def _scan_blocks(
     step: function of a carry, a `Block` and the tokens of the block; returns
       the next carry and an output.
     carry: first carry.
-    tokens: arrays of all queries, each [..., n, e], or None.
-    turn: index of the sample and head of this scan; 0 if they are batch axes.
-    form: options of the weights. If it is causal, each quarter of the queries
-      is scanned separately, with only the keys up to the end of the quarter.
+    tokens: arrays of all queries of the device, each [..., n, e], or None.
+    keys: all keys, [..., m, e].
+    turn: index of the sample and head of this scan, or of the device if they
+      are batch axes and the mesh splits tokens; 0 otherwise.
+    form: options of the weights. If it is causal and queries are not split,
+      each quarter of them is scanned separately, with only the keys up to its
+      end.
 
   Returns:
     The last carry, and the outputs of all blocks, stacked.
   """
   # Cut the queries into blocks, and the blocks into quarters if causal.
-  n = tokens[0].shape[-2]
+  n, m = tokens[0].shape[-2], keys.shape[-2]
+  first_query = turn * n if form.split else 0
   blocks = -(-n // form.block)
   arrays = jax.tree.map(lambda x: _split(x, form.block), tokens)
   quarters = sorted({blocks * i // 4 for i in range(5)})
   outputs = []
+  in_quarters = form.causal and not form.split
   for first, last in itertools.pairwise(
-    quarters if form.causal else (0, blocks)
+    quarters if in_quarters else (0, blocks)
   ):
     # Keys after the end of the quarter are not read.
-    count = min(last * form.block, n)
+    count = min(last * form.block, n) if in_quarters else m
 
     def body(carry: Any, args: Any, count: int = count) -> tuple[Any, Any]:
       i, *block = args
-      part = Block(turn * blocks + i, i * form.block, count)
+      start = first_query + i * form.block
+      part = Block(turn * blocks + i, start, count)
       return step(carry, part, *block)
 
     numbers = jnp.arange(first, last)
@@ -230,6 +255,10 @@ def attend(
   forward pass stores the maximum and the sum of every row of weights, and the
   backward pass recomputes the weights from these.
 
+  If the mesh splits tokens, each device has its own queries and gathers keys
+  and values, in the backward pass again, and sends back their gradients.
+  Dropout then differs from that on a single device.
+
   Source: Dao et al. 2022, https://arxiv.org/abs/2205.14135, algorithms 2 and 4
   of appendix B, with blocks of queries only.
 
@@ -270,12 +299,33 @@ def attend(
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
     return (y / form.total(weights, top, sink)).astype(v.dtype)
 
-  form = form._replace(block=_block(q, k))
+  form = form._replace(
+    block=_block(q, k), split=platforms.splits_tokens(len(q), n)
+  )
 
-  def attend_in_turn(turn: Any, *arrays: jax.Array) -> jax.Array:
-    return _attend(form, turn, dropout, *arrays)
+  def attend_in_turn(turn: Any, *arrays: Any) -> jax.Array:
+    if not form.split:
+      return _attend(form, turn, dropout, *arrays)
+    *own, sink = arrays
+    # The rows of the sinks are equal.
+    shared = (dropout, None if sink is None else sink[:1])
+    return platforms.by_device(
+      functools.partial(_attend_own, form), own, shared, token_axis=2
+    )
 
   return _in_turn(attend_in_turn, q, k, v, mask, sink)
+
+
+def _attend_own(form: Form, own: Any, shared: Any) -> jax.Array:
+  """Returns `_attend` for the queries of one device."""
+  dropout, sink = shared
+  if sink is not None:
+    sink = jnp.broadcast_to(sink, (len(own[0]), *sink.shape[1:]))
+  # Each device has its own rows, which drop other weights.
+  axes = jax.sharding.get_abstract_mesh().manual_axes
+  dropout = dropout.fold(jax.lax.axis_index(axes))
+  device = jax.lax.axis_index(platforms.SEQUENCE)
+  return _attend(form, device, dropout, *own, sink)
 
 
 def _block(q: jax.Array, k: jax.Array) -> int:
@@ -355,11 +405,15 @@ def _forward(
   mask: jax.Array,
   sink: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
+  all_k, all_v = form.gather(k, -2), form.gather(v, -2)
+  all_mask = form.gather(mask, -1)
+
   def step(
     _: None, block: Block, q: jax.Array, numbers: jax.Array | None
   ) -> tuple[None, Any]:
-    keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
-    seen = block.seen(mask, numbers, form)
+    keys = all_k[..., : block.num_keys, :]
+    values = all_v[..., : block.num_keys, :]
+    seen = block.seen(all_mask, numbers, form)
     scores = form.scores(q, keys, seen)
     # Subtract the maximum; divide the sums instead of the weights.
     top = form.top(scores, sink)
@@ -370,7 +424,7 @@ def _forward(
     return None, (y.astype(v.dtype), top, inverse)
 
   rows = (q, _numbers(mask))
-  _, outputs = _scan_blocks(step, None, rows, turn, form)
+  _, outputs = _scan_blocks(step, None, rows, all_k, turn, form)
   outputs = tuple(_merge(a, q.shape[-2]) for a in outputs)
   return outputs[0], (turn, dropout, q, k, v, mask, sink, *outputs)
 
@@ -394,7 +448,9 @@ def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   turn, dropout, q, k, v, mask, sink, y, top, inverse = kept
-  n = q.shape[-2]
+  all_k, all_v = form.gather(k, -2), form.gather(v, -2)
+  all_mask = form.gather(mask, -1)
+  n, m = q.shape[-2], all_k.shape[-2]
   # The softmax's gradient is w_ij (dw_ij - sum_k w_ik dw_ik); the sum is g . y.
   mean = (g.astype(top.dtype) * y).sum(-1, keepdims=True)
   mean = mean if form.normalize else jnp.zeros_like(mean)
@@ -405,9 +461,10 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     *rows: Any,
   ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     (dk, dv), (q, g, mean, top, inverse, numbers) = carry, rows
-    keys, values = k[..., : block.num_keys, :], v[..., : block.num_keys, :]
+    keys = all_k[..., : block.num_keys, :]
+    values = all_v[..., : block.num_keys, :]
     # Recompute the weights.
-    seen = block.seen(mask, numbers, form)
+    seen = block.seen(all_mask, numbers, form)
     scores = form.scores(q, keys, seen)
     weights = exp_below_one(scores - top) * inverse
     drop = dropout.fold(block.number)
@@ -417,19 +474,19 @@ def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
     slopes = (weights * (slopes - mean) * form.scale).astype(q.dtype)
     # Add to the gradients of keys and values. With the queries first, the
     # weights need no transposed copy.
-    later = [(0, 0)] * (dk.ndim - 1) + [(0, n - block.num_keys)]
+    later = [(0, 0)] * (dk.ndim - 1) + [(0, m - block.num_keys)]
     dk = dk + jnp.pad(_across(q, slopes), later)
     dv = dv + jnp.pad(_across(g, dropped), later)
     return (dk, dv), jnp.matmul(slopes, keys)
 
-  # Scan over the blocks; gradients of keys and values are the carry, [e, n].
+  # Scan over the blocks; gradients of keys and values are the carry, [e, m].
   start = tuple(
-    jnp.zeros((*a.shape[:-2], a.shape[-1], n), top.dtype) for a in (k, v)
+    jnp.zeros((*a.shape[:-2], a.shape[-1], m), top.dtype) for a in (k, v)
   )
   # Padded queries add nothing, since their rows and their gradients g are 0.
   rows = (q, g, mean, top, inverse, _numbers(mask))
-  (dk, dv), dq = _scan_blocks(step, start, rows, turn, form)
-  dk, dv = (jnp.swapaxes(a, -1, -2) for a in (dk, dv))
+  (dk, dv), dq = _scan_blocks(step, start, rows, all_k, turn, form)
+  dk, dv = (jnp.swapaxes(form.scatter(a, -1), -1, -2) for a in (dk, dv))
   return (
     None,
     None,

@@ -13,11 +13,13 @@ from jaxformers.models.dropout import Dropout
 from jaxformers.models.mixers import flash
 from jaxformers.models.mixers import softmax as module
 from jaxformers.models.mixers.kernelized import kernelized
+from jaxformers.training import programs
 from jaxformers.training.layout import Layout
 from tests import draws
 
 softmax = functools.partial(module.softmax, param=None)  # Without a sink.
 N, E = 27, 4  # Three blocks of 8 queries, and a part of one.
+EVEN = 26  # Tokens of which each of two devices has half.
 
 
 @pytest.fixture(params=["one CPU", "elsewhere"])
@@ -31,15 +33,15 @@ def draw(seed, count=4):
   return [draws.normal(10 * seed + i, (2, 3, N, E)) for i in range(count)]
 
 
-def tokens():
-  mask = np.ones((2, N), bool)
+def tokens(n=N):
+  mask = np.ones((2, n), bool)
   mask[1, 3] = mask[1, 20:] = False
   return jnp.asarray(mask)
 
 
 def pulled(attend, q, k, v, g):
   """The result at tokens, and the gradients of its product with g."""
-  at = tokens()[:, None, :, None]
+  at = tokens(q.shape[2])[:, None, :, None]
 
   @jax.jit
   def run(q, k, v, g):
@@ -122,6 +124,80 @@ def test_queries_in_blocks_see_the_keys_of_their_example(
   found = pulled(call, *draw(0))
   monkeypatch.setattr(flash, "BLOCK", N)
   chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
+
+
+def even(seed):
+  return [a[:, :, :EVEN] for a in draw(seed)]
+
+
+def over_tokens(mesh, attend, *arrays):
+  """The compiled `pulled` with tokens split over devices, and its result."""
+  layout = Layout.of(mesh, jax.devices()[:4])
+  split = layout.sharding("data", None, "sequence")
+  run = jax.jit(layout.traced(functools.partial(pulled, attend)))
+  arrays = [jax.device_put(a, split) for a in arrays]
+  program = run.lower(*arrays).compile()
+  return program.as_text(), program(*arrays)
+
+
+@pytest.mark.parametrize("mesh", ["data:2,sequence:2", "sequence:2,model:2"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_queries_of_a_device_see_the_keys_of_all(
+  monkeypatch, attend, causal, mesh
+):
+  monkeypatch.setattr(flash, "BLOCK", 8)
+  numbers = np.repeat([1, 2, 3, 4], [5, 12, 8, 1])[None].repeat(2, 0)
+  packed = np.where(tokens(EVEN), numbers, -numbers)
+  for mask in (tokens(EVEN), jnp.asarray(packed)):
+    call = functools.partial(
+      attend, mask=mask, dropout=Dropout(), causal=causal
+    )
+    _, found = over_tokens(mesh, call, *even(0))
+    chex.assert_trees_all_close(found, pulled(call, *even(0)), atol=5e-6)
+
+
+def test_sinks_get_the_gradients_of_the_queries_of_all_devices(monkeypatch):
+  monkeypatch.setattr(flash, "BLOCK", 8)
+  sink, form = jnp.asarray([0.3, -1.0, 2.0]), flash.Form()
+
+  def loss(sink, q, k, v, g):
+    mask = tokens(EVEN)
+    y = flash.attend(q, k, v, mask, Dropout(), form, sink)
+    return (y * g).sum()
+
+  run = jax.value_and_grad(loss)
+  layout = Layout.of("data:2,sequence:2", jax.devices()[:4])
+  placed = jax.device_put((sink, *even(0)), layout.sharding())
+  found = jax.jit(layout.traced(run))(*placed)
+  chex.assert_trees_all_close(found, run(sink, *even(0)), rtol=1e-4)
+
+
+def test_queries_of_a_device_gather_keys_and_values_once_each_way(monkeypatch):
+  monkeypatch.setattr(flash, "BLOCK", 2)
+  call = functools.partial(softmax, mask=tokens(EVEN), dropout=Dropout())
+  text, _ = over_tokens("data:2,sequence:2", call, *even(0))
+  sent = programs.count(text).collectives
+  # Forward: keys, values and mask; backward: again, and two sums.
+  size = 3 * EVEN
+  assert sum(each.bytes for each in sent) <= 6 * 4 * size * E + 2 * size
+  assert {each.group for each in sent} == {2}
+  assert {each.kind for each in sent} == {"all-gather", "reduce-scatter"}
+
+
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_dropout_differs_on_devices_and_is_the_same_in_the_backward_pass(
+  monkeypatch, attend
+):
+  monkeypatch.setattr(flash, "BLOCK", 8)
+  q, k, v, g = (jnp.broadcast_to(a[:1, :1], a.shape) for a in even(1))
+  dropout, mask = Dropout(0.4, jax.random.key(7)), jnp.ones((2, EVEN), bool)
+  call = functools.partial(attend, mask=mask, dropout=dropout)
+  _, (y, (_, _, dv)) = over_tokens("data:2,sequence:2", call, q, k, v, g)
+  # No two rows drop the same weights: their results differ.
+  assert not np.isclose(y[0], y[1], atol=1e-6).all(-1).any()
+  # The result is linear in the values, by the weights that were kept.
+  assert float((y * g).sum()) == pytest.approx(float((dv * v).sum()), rel=1e-4)
 
 
 @pytest.mark.parametrize("attend", [softmax, kernelized])
