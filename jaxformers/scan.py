@@ -24,6 +24,8 @@ from jaxformers.foundations.registry import check_keywords
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
 KERNEL_STEPS = 128  # Steps whose numbers the kernel holds at a time.
+STRIDE = 129  # Rows of its memory from one row to the next; odd, so that a TPU
+# reads the 8 rows of a step at once.
 CHUNK = 32  # Steps per chunk of the form "chunked"; chunks run in parallel.
 
 
@@ -720,19 +722,100 @@ def _kernel(
   )
 
 
-def _tile(x: jax.Array, *, length: int, reverse: bool) -> jax.Array:
-  """Returns tiles of the numbers of each step, [n, tiles, 8, 128].
+class _Blocks(NamedTuple):
+  """Blocks of the numbers of all steps, for the kernel.
 
-  Args:
-    x: numbers, [batch, n, ...].
-    length: number of steps of a block. Steps that fill the last block come
-      after all others.
+  A block has some steps of 8 rows and 128 lanes, which are a register. If the
+  states fill registers, the rows are rows of the batch, and the lanes entries
+  of a state. Otherwise the states of the batch are joined, and the steps are
+  the last axis, because XLA keeps arrays of narrow layers in this order.
+
+  Attributes:
+    shape: shape of the numbers, [batch, n, ...].
     reverse: True to begin with the last step.
   """
-  x = jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
-  filled = (-len(x) % length, 0) if reverse else (0, -len(x) % length)
-  x = jnp.pad(x, (filled, (0, -x.shape[1] % 1_024)))
-  return x.reshape(len(x), -1, 8, 128)
+
+  shape: tuple[int, ...]
+  reverse: bool
+
+  @property
+  def width(self) -> int:
+    """Number of entries of a state of one row of the batch."""
+    return math.prod(self.shape[2:])
+
+  @property
+  def fill_registers(self) -> bool:
+    """True if the rows of the batch and the entries of a state fill them."""
+    return self.shape[0] % 8 == self.width % 128 == 0
+
+  @property
+  def length(self) -> int:
+    """Number of steps of a block."""
+    return min(KERNEL_STEPS, self.shape[1])
+
+  @property
+  def parts(self) -> int:
+    """Number of blocks of steps. The last one may have missing steps."""
+    return -(-self.shape[1] // self.length)
+
+  def split(self, x: jax.Array) -> jax.Array:
+    """Cuts numbers [batch, n, ...] into rows and lanes.
+
+    Returns:
+      [tiles, 8, n, width] if they fill registers. Otherwise
+      [tiles, rows, 128, n], with fewer rows for few states.
+    """
+    n = x.shape[1]
+    if self.fill_registers:
+      return x.reshape(-1, 8, n, self.width)
+    x = jnp.moveaxis(x, 1, -1).reshape(-1, n)
+    rows = min(8, -(-len(x) // 128))
+    x = jnp.pad(x, ((0, -len(x) % (128 * rows)), (0, 0)))
+    return x.reshape(-1, rows, 128, n)
+
+  def join(self, x: jax.Array) -> jax.Array:
+    """Inverts `split`."""
+    if self.fill_registers:
+      return x.reshape(self.shape)
+    batch, n, *rest = self.shape
+    x = x.reshape(-1, n)[: batch * self.width].reshape(batch, *rest, n)
+    return jnp.moveaxis(x, -1, 1)
+
+  def turn(self, x: jax.Array) -> jax.Array:
+    """Exchanges the two axes of x unless the states fill registers."""
+    return x if self.fill_registers else x.T
+
+  def specs(self, rows: int) -> tuple[Any, Any]:
+    """Returns the shapes of a block of steps, and of the state before it."""
+    from jax.experimental import pallas  # Slow to import, and for TPUs only.
+
+    def place(i: jax.Array, j: jax.Array, t: jax.Array) -> tuple[Any, ...]:
+      t = self.parts - 1 - t if self.reverse else t
+      return (i, 0, t, j) if self.fill_registers else (i, 0, j, t)
+
+    sides = (self.length, 128)
+    sides = sides if self.fill_registers else sides[::-1]
+    return (
+      pallas.BlockSpec((1, rows, *sides), place),
+      pallas.BlockSpec((1, rows, 128), lambda i, j, t: (i, 0, j)),
+    )
+
+  def loop(self, t: jax.Array, step: Callable[..., Pair], h: Pair) -> Pair:
+    """Returns the state after the steps of a block.
+
+    Args:
+      t: number of the block, in the order of processing.
+      step: function of the number of a step in its block, and of the state.
+      h: state before the block.
+    """
+    missing = self.parts * self.length - self.shape[1]
+    # No state depends on missing steps at the end.
+    if not self.reverse or not missing:
+      unroll = math.gcd(self.length, 4)
+      return jax.lax.fori_loop(0, self.length, step, h, unroll=unroll)
+    return jax.lax.fori_loop(
+      jnp.where(t == 0, missing, 0), self.length, step, h
+    )
 
 
 def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
@@ -747,63 +830,90 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
   from jax.experimental import pallas  # Slow to import, and for TPUs only.
   from jax.experimental.pallas import tpu
 
-  batch, n, *rest = b.real.shape
-  size = batch * math.prod(rest)
-  length = min(KERNEL_STEPS, n)
-  tile = functools.partial(_tile, length=length, reverse=reverse)
-
-  def cut(x: jax.Array) -> jax.Array:
-    x = x.reshape(len(x), -1)
-    x = (x[-n:] if reverse else x[:n])[:, :size].reshape(n, batch, *rest)
-    return jnp.moveaxis(x, 0, 1)
-
-  first = _map(lambda x: tile(x[:, None])[-1 if reverse else 0][None], start)
-  tiles = jax.tree.map(tile, (factor, b))
-  leaves, structure = jax.tree.flatten((*tiles, first))
-
-  def write(refs: Pair, place: Any, values: Pair) -> None:
-    for ref, x in zip(refs, values, strict=True):
-      if x is not None:
-        ref[place] = x
-
-  def kernel(*refs: Any) -> None:
-    factor, added, first = jax.tree.unflatten(structure, refs[: len(leaves)])
-    written = refs[len(leaves) :]
-    count = len(written) // 2
-    out, state = Pair(*written[:count]), Pair(*written[count:])
-
-    @pallas.when(pallas.program_id(1) == 0)
-    def _begin() -> None:
-      write(state, ..., _map(lambda ref: ref[0, 0], first))
-
-    def step(t: jax.Array, h: Pair) -> Pair:
-      t = length - 1 - t if reverse else t
-      at_t = functools.partial(_map, lambda ref: ref[t, 0])
-      h = _plus(times(at_t(factor), h), at_t(added))
-      write(out, (t, 0), h)
-      return h
-
-    h = jax.lax.fori_loop(0, length, step, _map(lambda ref: ref[...], state))
-    write(state, ..., h)
-
-  long = jax.tree.leaves(tiles[1])
-  final = len(long[0]) // length - 1  # Number of the last block.
-
-  def place(i: jax.Array, t: jax.Array) -> tuple[Any, ...]:
-    return (final - t if reverse else t), i, 0, 0
-
-  steps = pallas.BlockSpec((length, 1, 8, 128), place)
-  once = pallas.BlockSpec((1, 1, 8, 128), lambda i, t: (0, i, 0, 0))
-  states = pallas.pallas_call(
-    kernel,
-    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in long],
-    grid=(long[0].shape[1], final + 1),
-    in_specs=[once if len(x) == 1 else steps for x in leaves],
-    out_specs=[steps] * len(long),
-    scratch_shapes=[tpu.VMEM((8, 128), x.dtype) for x in long],
+  blocks = _Blocks(b.real.shape, reverse)
+  steps = jax.tree.map(blocks.split, (factor, b))
+  # The state before the first step, [tiles, rows, lanes].
+  first = _map(lambda x: blocks.split(x[:, None]), start)
+  first = _map(lambda x: x.reshape(*x.shape[:2], -1), first)
+  tiles, rows, lanes = first.real.shape
+  of_steps, once = blocks.specs(rows)
+  memory = tpu.VMEM((8 * STRIDE, 128), first.real.dtype)
+  (states,) = pallas.pallas_call(
+    functools.partial(_run_block, blocks),
+    out_shape=jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), steps[1:]
+    ),
+    grid=(tiles, lanes // 128, blocks.parts),
+    in_specs=(
+      jax.tree.map(lambda x: of_steps, steps),
+      _map(lambda x: once, first),
+    ),
+    out_specs=jax.tree.map(lambda x: of_steps, steps[1:]),
+    scratch_shapes=[
+      jax.tree.map(lambda x: memory, steps),
+      jax.tree.map(lambda x: tpu.VMEM((8, 128), x.dtype), first),
+    ],
     interpret=platforms.backend() != "tpu",
-  )(*leaves)
-  return _map(cut, Pair(*states))
+  )(steps, first)
+  return _map(blocks.join, states)
+
+
+def _run_block(
+  blocks: _Blocks,
+  steps: tuple[Pair, Pair],
+  first: Pair,
+  out: Pair,
+  memory: tuple[Pair, Pair],
+  state: Pair,
+) -> None:
+  """Runs the steps of a block in the kernel, which has references to arrays.
+
+  Args:
+    blocks: the blocks.
+    steps: factors and added terms of the block.
+    first: state before the first step of all, [1, rows, 128].
+    out: states of the block, which are written.
+    memory: memory for `steps`, each [8 STRIDE, 128].
+    state: memory for the state between blocks, [8, 128].
+  """
+  from jax.experimental import pallas
+
+  t, rows = pallas.program_id(2), first.real.shape[1]
+
+  def write(ref: Any, x: Any, place: Any = ...) -> None:
+    ref[place] = x
+
+  @pallas.when(t == 0)
+  def _begin() -> None:
+    _map(lambda ref, x: write(ref, x[0], slice(rows)), state, first)
+
+  # A step is every row number STRIDE of the memory, which is one register.
+  def of_row(i: int) -> Any:
+    return pallas.ds(i * STRIDE, blocks.length), slice(None)
+
+  def load(tile: Any, ref: Any) -> None:
+    for i in range(rows):
+      tile[of_row(i)] = blocks.turn(ref[0, i])
+
+  def store(ref: Any, tile: Any) -> None:
+    for i in range(rows):
+      ref[0, i] = blocks.turn(tile[of_row(i)])
+
+  jax.tree.map(load, memory, steps)
+  factor, added = memory
+
+  def step(t: jax.Array, h: Pair) -> Pair:
+    t = blocks.length - 1 - t if blocks.reverse else t
+    place = pallas.ds(t, 8, stride=STRIDE), slice(None)
+    at_t = functools.partial(_map, lambda ref: ref[place])
+    h = _plus(times(at_t(factor), h), at_t(added))
+    # The state replaces the added term.
+    _map(lambda ref, x: write(ref, x, place), added, h)
+    return h
+
+  h = blocks.loop(t, step, _map(lambda ref: ref[...], state))
+  _map(write, state, h)
+  _map(store, out, added)
 
 
 FORMS = {

@@ -338,6 +338,28 @@ def test_arrays_without_numbers_have_no_states(form, shape):
   assert (states.shape, last.shape) == (shape, (shape[0], shape[2]))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+  "shape",
+  [(8, 13, 128), (16, 21, 2, 128), (3, 13, 300), (130, 9, 8), (1, 3, 1)],
+)
+def test_the_kernel_cuts_steps_and_states_into_blocks(
+  monkeypatch, shape, reverse
+):
+  """Registers filled by states or not, and a last block that lacks steps."""
+  monkeypatch.setattr(scan, "KERNEL_STEPS", 8)
+  a, b, mask, start = case(shape, is_complex=True, varies=False, is_masked=True)
+
+  def run(form):
+    def states(a, b, start):
+      return scanned(a, b, mask=mask, initial=start, reverse=reverse, form=form)
+
+    y, pull = jax.vjp(states, a, b, start)
+    return y, pull(jax.tree.map(jnp.cos, y))
+
+  chex.assert_trees_all_close(run("kernel"), run("scan"), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_the_kernel_is_transposed_twice():
   a, b, _, _ = case((2, 20, 3), is_complex=False, varies=True, is_masked=False)
