@@ -24,7 +24,12 @@ from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 
 
-def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
+def draw_kept(
+  key: jax.Array,
+  rate: float,
+  shape: Sequence[int],
+  numbers: jax.Array | None = None,
+) -> jax.Array:
   """Returns a mask that is True with probability 1 - rate, bool [*shape].
 
   The probability is over the keys. For one key, entries are independent, with a
@@ -34,6 +39,9 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     key: random key from `jax.random.split` or `fold_in`, whose bits are random.
     rate: probability that an entry is dropped, in [0, 1).
     shape: shape of the result, with at least one axis.
+    numbers: numbers of the rows, [shape[0]], to draw each row from a key of its
+      own; None for one key, or on TPUs for numbers from 0 where n / 4 words
+      fill vectors.
   """
   *rows, n = shape
   # Draw at most three axes of rows, with the same bits of threefry: with more
@@ -42,7 +50,9 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     rows = [*rows[:2], math.prod(rows[2:])]
   # Cut each word of 32 bits into four bytes.
   is_apart, size = _fills_lanes(n), -(-n // 4)
-  words = _draw_words(key, (*rows, size), by_row=is_apart and bool(rows))
+  if numbers is None and is_apart and rows:
+    numbers = jnp.arange(rows[0])
+  words = _draw_words(key, (*rows, size), numbers)
   if is_apart:
     # The first bytes of all words come first: bytes side by side would need a
     # copy of four times the words.
@@ -59,21 +69,21 @@ def draw_kept(key: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
 
 
 def _draw_words(
-  key: jax.Array, shape: tuple[int, ...], *, by_row: bool
+  key: jax.Array, shape: tuple[int, ...], numbers: jax.Array | None
 ) -> jax.Array:
   """Returns random words, uint32 [*shape], from a key for each row or from one.
 
   Args:
     key: random key.
     shape: shape of the result.
-    by_row: True to make a key for each row.
+    numbers: numbers of the rows, to make a key for each; None for one key.
   """
   draw = functools.partial(jax.random.bits, dtype=jnp.uint32)
-  if not by_row:
+  if numbers is None:
     return draw(key, shape)
   # With a key for every row, devices exchange no counters of the draw.
   keys = jax.vmap(functools.partial(jax.random.fold_in, key))
-  return jax.vmap(lambda k: draw(k, shape[1:]))(keys(jnp.arange(shape[0])))
+  return jax.vmap(lambda k: draw(k, shape[1:]))(keys(numbers))
 
 
 def _fills_lanes(n: int) -> bool:
@@ -88,18 +98,29 @@ class Dropout:
   Attributes:
     rate: share of the entries that are dropped.
     key: random key; None to drop nothing.
+    rows: numbers of the rows of arrays, int32 [b]: see `for_rows`.
   """
 
   rate: float = flax.struct.field(pytree_node=False, default=0.0)
   key: jax.Array | None = None
+  rows: jax.Array | None = None
+
+  def for_rows(self, rows: jax.Array) -> Dropout:
+    """Returns dropout with another key for each row of an array.
+
+    Args:
+      rows: numbers of the rows, int32 [b].
+    """
+    if self.key is None:
+      return self
+    return dataclasses.replace(self, rows=rows)
 
   def __call__(self, x: jax.Array) -> jax.Array:
     """Returns x with random entries 0 and the others divided by 1 - rate."""
     if self.key is None:
       return x
-    return jnp.where(
-      draw_kept(self.key, self.rate, x.shape), x / (1 - self.rate), 0
-    )
+    kept = draw_kept(self.key, self.rate, x.shape, self.rows)
+    return jnp.where(kept, x / (1 - self.rate), 0)
 
   def fold(self, number: jax.Array | int) -> Dropout:
     """Returns dropout with another key, for part `number` of an array."""

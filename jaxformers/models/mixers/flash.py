@@ -34,7 +34,7 @@ from jaxformers.models.segments import is_packed, tokens
 BLOCK = 256  # Queries whose weights are in memory at a time.
 # The same for a TPU with many rows, whose vector memory shall hold the weights:
 # least number of queries, and greatest number of weights of a device.
-LEAST_BLOCK, MOST_WEIGHTS = 32, 2**23
+LEAST_BLOCK, MOST_WEIGHTS = 64, 2**23
 LANES = 128  # Numbers that a TPU's vector unit takes along the last axis.
 CUDNN: Final = "cudnn"  # Implementation of JAX's attention on GPUs.
 HIDDEN = -1e4  # Added to scores of padding with cuDNN; its exponential is 0.
@@ -212,32 +212,30 @@ def _scan_blocks(
 
 
 def _in_turn(
-  attend: Callable[..., jax.Array],
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  mask: jax.Array,
-  sink: jax.Array | None,
+  attend: Callable[..., jax.Array], dropout: Dropout, arrays: Any
 ) -> jax.Array:
   """Calls `attend` once per sample and head on one CPU.
 
   On other devices `attend` is called once, for all samples and heads.
 
   Args:
-    attend: function of a turn, arrays [..., n, e], a mask [..., n], and a sink
-      [..., 1, 1] or None.
-    q, k, v: queries, keys and values, [b, h, n, e].
-    mask: bool [b, n], True at tokens.
-    sink: scores of the sinks, [b, h, 1, 1], or None.
+    attend: function of a turn, dropout, arrays [..., n, e], a mask [..., n],
+      and a sink [..., 1, 1] or None.
+    dropout: dropout of the weights.
+    arrays: queries, keys and values, [b, h, n, e]; mask, bool [b, n], True at
+      tokens; scores of the sinks, [b, h, 1, 1], or None.
   """
+  q, k, v, mask, sink = arrays
   b, h, n, _ = q.shape
   arrays = (q, k, v, jnp.broadcast_to(mask[:, None], (b, h, n)), sink)
   if not on_one_cpu():
-    return attend(0, *arrays)
+    return attend(0, dropout, *arrays)
   # Loop over samples and heads, [b h, n, e].
   flat = jax.tree.map(lambda a: a.reshape(b * h, *a.shape[2:]), arrays)
   turns = (jnp.arange(b * h), *flat)
-  return jax.lax.map(lambda turn: attend(*turn), turns).reshape(v.shape)
+  return jax.lax.map(
+    lambda turn: attend(turn[0], dropout, *turn[1:]), turns
+  ).reshape(v.shape)
 
 
 def attend(
@@ -299,42 +297,71 @@ def attend(
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
     return (y / form.total(weights, top, sink)).astype(v.dtype)
 
-  form = form._replace(
-    block=_block(q, k), split=platforms.splits_tokens(len(q), n)
+  form = form._replace(split=platforms.splits_tokens(len(q), n))
+  if not (form.split or platforms.on_tpu()):
+    turn = functools.partial(_attend, form)
+    return _in_turn(turn, dropout, (q, k, v, mask, sink))
+  # Each device draws the same dropout for a row as a device that has all rows.
+  row = jnp.broadcast_to(jnp.arange(len(q))[:, None, None], (len(q), 1, n))
+  shared = (dropout, None if sink is None else sink[:1])
+  return platforms.by_device(
+    functools.partial(_attend_own, form, n),
+    (q, k, v, jnp.broadcast_to(mask[:, None], q.shape[:3]), row),
+    shared,
+    token_axis=2 if form.split else 0,
   )
 
-  def attend_in_turn(turn: Any, *arrays: Any) -> jax.Array:
-    if not form.split:
-      return _attend(form, turn, dropout, *arrays)
-    *own, sink = arrays
-    # The rows of the sinks are equal.
-    shared = (dropout, None if sink is None else sink[:1])
-    return platforms.by_device(
-      functools.partial(_attend_own, form), own, shared, token_axis=2
-    )
 
-  return _in_turn(attend_in_turn, q, k, v, mask, sink)
+def _attend_own(form: Form, n: int, own: Any, shared: Any) -> jax.Array:
+  """Returns `_attend` for the queries of one device, some rows at a time.
 
-
-def _attend_own(form: Form, own: Any, shared: Any) -> jax.Array:
-  """Returns `_attend` for the queries of one device."""
+  Args:
+    form: options of the weights.
+    n: number of keys of all devices.
+    own: queries, keys, values, mask, and the numbers of the rows, each
+      [b, h or 1, n of the device, ...].
+    shared: dropout, and the scores of the sinks [1, h, 1, 1] or None.
+  """
   dropout, sink = shared
-  if sink is not None:
-    sink = jnp.broadcast_to(sink, (len(own[0]), *sink.shape[1:]))
-  # Each device has its own rows, which drop other weights.
-  axes = jax.sharding.get_abstract_mesh().manual_axes
-  dropout = dropout.fold(jax.lax.axis_index(axes))
-  device = jax.lax.axis_index(platforms.SEQUENCE)
-  return _attend(form, device, dropout, *own, sink)
+  device = jax.lax.axis_index(platforms.SEQUENCE) if form.split else 0
+  b, h = own[0].shape[:2]
+  count, block = _fitting(b, h * n)
+
+  def run(part: Any) -> jax.Array:
+    *arrays, row = part
+    first = sink
+    if first is not None:
+      first = jnp.broadcast_to(first, (len(row), *first.shape[1:]))
+    drop = dropout.for_rows(row[:, 0, 0])
+    return _attend(form._replace(block=block), device, drop, *arrays, first)
+
+  if count == b:
+    return run(own)
+  parts = jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), own)
+  return jax.lax.map(run, parts).reshape(own[2].shape)
 
 
-def _block(q: jax.Array, k: jax.Array) -> int:
-  """Returns the number of queries whose weights are in memory at a time."""
+def _fitting(b: int, keys: int) -> tuple[int, int]:
+  """Returns how many rows, and queries of each, are computed at a time.
+
+  On a TPU their weights fill no more than its vector memory.
+
+  Args:
+    b: number of rows of the device.
+    keys: number of weights of a query in all heads of a row.
+  """
   if not platforms.on_tpu():
-    return BLOCK
-  rows = platforms.rows_of_device(len(q)) * q.shape[1]
-  fitting = max(1, MOST_WEIGHTS // (rows * k.shape[2]))
-  return min(max(1 << (fitting.bit_length() - 1), LEAST_BLOCK), BLOCK)
+    return b, BLOCK
+
+  def fitting(rows: int) -> int:
+    queries = max(1, MOST_WEIGHTS // (rows * keys))
+    return min(1 << (queries.bit_length() - 1), BLOCK)
+
+  if fitting(b) >= LEAST_BLOCK:
+    return b, fitting(b)
+  counts = [c for c in range(1, b + 1) if b % c == 0 and fitting(c) == BLOCK]
+  count = max(counts, default=1)
+  return count, max(fitting(count), LEAST_BLOCK)
 
 
 def _pads_keys() -> bool:

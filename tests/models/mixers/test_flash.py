@@ -73,30 +73,75 @@ def test_padded_keys_of_tpus_change_nothing(monkeypatch, attend, causal):
   assert set(lengths) == {32}
 
 
-@pytest.mark.parametrize("attend", [softmax, kernelized])
-def test_smaller_blocks_of_a_tpu_change_nothing(monkeypatch, attend):
-  monkeypatch.setattr(flash, "BLOCK", 16)
+@pytest.fixture
+def tpu(monkeypatch):
+  """The form for TPUs, in blocks of 8 queries."""
+  monkeypatch.setattr(flash, "BLOCK", 8)
   monkeypatch.setattr(flash, "LANES", 1)
-  call = functools.partial(
-    attend, mask=tokens(), dropout=Dropout(), causal=True
-  )
-  found = pulled(call, *draw(0))
-  # Five rows of 6 samples and heads, of a power of two.
   monkeypatch.setattr(flash, "LEAST_BLOCK", 2)
-  monkeypatch.setattr(flash, "MOST_WEIGHTS", 5 * 6 * N)
   monkeypatch.setattr(flash.platforms, "on_tpu", lambda: True)
-  assert flash._block(*draw(0)[:2]) == 4
-  chex.assert_trees_all_close(found, pulled(call, *draw(0)), atol=5e-6)
 
 
 @pytest.mark.parametrize(
-  ("rows", "block"), [(1, 256), (32, 256), (256, 64), (2_048, 32)]
+  ("weights", "fitting"), [(5 * 6, (2, 4)), (10 * 3, (1, 8)), (3, (1, 2))]
 )
-def test_blocks_of_a_tpu_follow_the_rows_of_a_device(monkeypatch, rows, block):
+@pytest.mark.parametrize("attend", [softmax, kernelized])
+def test_fewer_rows_and_queries_of_a_tpu_change_nothing(
+  monkeypatch, tpu, attend, weights, fitting
+):
+  call = functools.partial(
+    attend, mask=tokens(), dropout=Dropout(), causal=True
+  )
+  with monkeypatch.context() as patch:
+    patch.setattr(flash.platforms, "on_tpu", lambda: False)
+    want = pulled(call, *draw(0))
+  least = 8 if fitting == (1, 8) else 2
+  monkeypatch.setattr(flash, "LEAST_BLOCK", least)
+  monkeypatch.setattr(flash, "MOST_WEIGHTS", weights * N)
+  assert flash._fitting(2, 3 * N) == fitting
+  chex.assert_trees_all_close(pulled(call, *draw(0)), want, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+  ("rows", "n", "fitting"),
+  [
+    (8, 1_024, (8, 256)),
+    (64, 1_024, (64, 64)),
+    (64, 2_048, (8, 256)),
+    (6, 16_384, (1, 256)),
+    (1, 2**18, (1, 64)),
+  ],
+)
+def test_weights_of_a_tpu_fit_its_vector_memory(monkeypatch, rows, n, fitting):
   monkeypatch.setattr(flash.platforms, "on_tpu", lambda: True)
-  monkeypatch.setattr(flash.platforms, "row_parts", lambda: 4)
-  q = jax.ShapeDtypeStruct((rows, 2, 1_024, 32), jnp.float32)
-  assert flash._block(q, q) == block
+  assert flash._fitting(rows, 2 * n) == fitting
+  monkeypatch.undo()
+  assert flash._fitting(rows, 2 * n) == (rows, 256)
+
+
+def test_dropout_of_a_tpu_follows_the_number_of_a_row(monkeypatch, tpu):
+  """The same weights are dropped in any groups of rows, on any devices."""
+  q, k, v, g = (jnp.broadcast_to(a[:1], (4, *a.shape[1:])) for a in even(3))
+  dropout, mask = Dropout(0.4, jax.random.key(7)), jnp.ones((4, EVEN), bool)
+  call = functools.partial(softmax, mask=mask, dropout=dropout)
+
+  @jax.jit
+  def run(q, k, v, g):
+    y, pull = jax.vjp(call, q, k, v)
+    return y, pull(g)
+
+  want = run(q, k, v, g)
+  # Rows that are equal drop other weights.
+  assert len({row.tobytes() for row in np.asarray(want[0])}) == 4
+  layout = Layout.of("data:2", jax.devices()[:2])
+  placed = jax.device_put((q, k, v, g), layout.sharding("data"))
+  spread = jax.jit(layout.traced(run.__wrapped__))
+  chex.assert_trees_all_close(spread(*placed), want, atol=5e-6)
+  monkeypatch.setattr(flash, "LEAST_BLOCK", 8)
+  monkeypatch.setattr(flash, "MOST_WEIGHTS", 2 * 8 * 3 * EVEN)
+  assert flash._fitting(4, 3 * EVEN) == (2, 8)
+  grouped = jax.jit(lambda *x: run.__wrapped__(*x))
+  chex.assert_trees_all_close(grouped(q, k, v, g), want, atol=5e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])
