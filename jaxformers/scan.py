@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -725,10 +725,11 @@ def _kernel(
 class _Blocks(NamedTuple):
   """Blocks of the numbers of all steps, for the kernel.
 
-  A block has some steps of 8 rows and 128 lanes, which are a register. If the
-  states fill registers, the rows are rows of the batch, and the lanes entries
-  of a state. Otherwise the states of the batch are joined, and the steps are
-  the last axis, because XLA keeps arrays of narrow layers in this order.
+  A block has some steps of 8 rows and 128 lanes, which are a register. The last
+  two axes of a state are the rows and lanes if they fill registers. Otherwise
+  the rows are rows of the batch, and the lanes entries of a state, if these
+  fill registers. Otherwise the states of the batch are joined, and the steps
+  are the last axis, because XLA keeps arrays of narrow layers in this order.
 
   Attributes:
     shape: shape of the numbers, [batch, n, ...].
@@ -742,6 +743,13 @@ class _Blocks(NamedTuple):
   def width(self) -> int:
     """Number of entries of a state of one row of the batch."""
     return math.prod(self.shape[2:])
+
+  @property
+  def groups(self) -> int:
+    """Number of groups of 8 rows of a state that fills registers, else 0."""
+    *rows, lanes = self.shape[2:] or (1,)
+    fills = math.prod(rows) % 8 == lanes % 128 == 0
+    return math.prod(rows) // 8 if fills else 0
 
   @property
   def fill_registers(self) -> bool:
@@ -762,10 +770,13 @@ class _Blocks(NamedTuple):
     """Cuts numbers [batch, n, ...] into rows and lanes.
 
     Returns:
-      [tiles, 8, n, width] if they fill registers. Otherwise
-      [tiles, rows, 128, n], with fewer rows for few states.
+      [batch, n, 8 groups, lanes], or [tiles, 8, n, width], if they fill
+      registers. Otherwise [tiles, rows, 128, n], with fewer rows for few
+      states.
     """
     n = x.shape[1]
+    if self.groups:
+      return x.reshape(*x.shape[:2], -1, self.shape[-1])
     if self.fill_registers:
       return x.reshape(-1, 8, n, self.width)
     x = jnp.moveaxis(x, 1, -1).reshape(-1, n)
@@ -775,11 +786,18 @@ class _Blocks(NamedTuple):
 
   def join(self, x: jax.Array) -> jax.Array:
     """Inverts `split`."""
-    if self.fill_registers:
+    if self.groups or self.fill_registers:
       return x.reshape(self.shape)
     batch, n, *rest = self.shape
     x = x.reshape(-1, n)[: batch * self.width].reshape(batch, *rest, n)
     return jnp.moveaxis(x, -1, 1)
+
+  def split_state(self, x: jax.Array) -> jax.Array:
+    """Returns a state [batch, ...] as [tiles, rows, lanes]."""
+    if self.groups:
+      return x.reshape(-1, 8, self.shape[-1])
+    x = self.split(x[:, None])
+    return x.reshape(*x.shape[:2], -1)
 
   def turn(self, x: jax.Array) -> jax.Array:
     """Exchanges the two axes of x unless the states fill registers."""
@@ -791,12 +809,18 @@ class _Blocks(NamedTuple):
 
     def place(i: jax.Array, j: jax.Array, t: jax.Array) -> tuple[Any, ...]:
       t = self.parts - 1 - t if self.reverse else t
+      if self.groups:
+        return i // self.groups, t, i % self.groups, j
       return (i, 0, t, j) if self.fill_registers else (i, 0, j, t)
 
-    sides = (self.length, 128)
-    sides = sides if self.fill_registers else sides[::-1]
+    sides = (
+      (rows, self.length, 128)
+      if self.fill_registers
+      else (rows, 128, self.length)
+    )
+    sides = (self.length, 8, 128) if self.groups else sides
     return (
-      pallas.BlockSpec((1, rows, *sides), place),
+      pallas.BlockSpec((1, *sides), place),
       pallas.BlockSpec((1, rows, 128), lambda i, j, t: (i, 0, j)),
     )
 
@@ -832,9 +856,7 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
 
   blocks = _Blocks(b.real.shape, reverse)
   steps = jax.tree.map(blocks.split, (factor, b))
-  # The state before the first step, [tiles, rows, lanes].
-  first = _map(lambda x: blocks.split(x[:, None]), start)
-  first = _map(lambda x: x.reshape(*x.shape[:2], -1), first)
+  first = _map(blocks.split_state, start)
   tiles, rows, lanes = first.real.shape
   of_steps, once = blocks.specs(rows)
   memory = tpu.VMEM((8 * STRIDE, 128), first.real.dtype)
@@ -850,7 +872,7 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
     ),
     out_specs=jax.tree.map(lambda x: of_steps, steps[1:]),
     scratch_shapes=[
-      jax.tree.map(lambda x: memory, steps),
+      [] if blocks.groups else jax.tree.map(lambda x: memory, steps),
       jax.tree.map(lambda x: tpu.VMEM((8, 128), x.dtype), first),
     ],
     interpret=platforms.backend() != "tpu",
@@ -863,7 +885,7 @@ def _run_block(
   steps: tuple[Pair, Pair],
   first: Pair,
   out: Pair,
-  memory: tuple[Pair, Pair],
+  memory: Sequence[Pair],
   state: Pair,
 ) -> None:
   """Runs the steps of a block in the kernel, which has references to arrays.
@@ -873,7 +895,8 @@ def _run_block(
     steps: factors and added terms of the block.
     first: state before the first step of all, [1, rows, 128].
     out: states of the block, which are written.
-    memory: memory for `steps`, each [8 STRIDE, 128].
+    memory: memory for `steps`, each [8 STRIDE, 128]; none if a step of `steps`
+      is a register.
     state: memory for the state between blocks, [8, 128].
   """
   from jax.experimental import pallas
@@ -899,21 +922,23 @@ def _run_block(
     for i in range(rows):
       ref[0, i] = blocks.turn(tile[of_row(i)])
 
-  jax.tree.map(load, memory, steps)
-  factor, added = memory
-
   def step(t: jax.Array, h: Pair) -> Pair:
     t = blocks.length - 1 - t if blocks.reverse else t
-    place = pallas.ds(t, 8, stride=STRIDE), slice(None)
+    whole = pallas.ds(t, 8, stride=STRIDE), slice(None)
+    place = whole if memory else (0, t)
     at_t = functools.partial(_map, lambda ref: ref[place])
     h = _plus(times(at_t(factor), h), at_t(added))
-    # The state replaces the added term.
-    _map(lambda ref, x: write(ref, x, place), added, h)
+    _map(lambda ref, x: write(ref, x, place), result, h)
     return h
 
+  if memory:
+    jax.tree.map(load, tuple(memory), steps)
+  factor, added = memory or steps
+  result = added if memory else out  # States replace added terms.
   h = blocks.loop(t, step, _map(lambda ref: ref[...], state))
   _map(write, state, h)
-  _map(store, out, added)
+  if memory:
+    _map(store, out, added)
 
 
 FORMS = {

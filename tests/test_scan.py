@@ -341,7 +341,14 @@ def test_arrays_without_numbers_have_no_states(form, shape):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
   "shape",
-  [(8, 13, 128), (16, 21, 2, 128), (3, 13, 300), (130, 9, 8), (1, 3, 1)],
+  [
+    (8, 13, 128),
+    (16, 21, 2, 128),
+    (2, 13, 2, 8, 256),
+    (3, 13, 300),
+    (130, 9, 8),
+    (1, 3, 1),
+  ],
 )
 def test_the_kernel_cuts_steps_and_states_into_blocks(
   monkeypatch, shape, reverse
