@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import OptionalSize, Size
 from jaxformers.models.attention import attention
@@ -56,9 +60,26 @@ def sparse(
       f"num_summary={num_summary} is not in 0 to block_size={size}: give a "
       "number in that range."
     )
+  attend = functools.partial(_attend, size, num_summary, causal)
+  if not platforms.on_tpu():
+    return attend((q, k, v, mask), dropout)
+  # In a loop over blocks of all devices, these would exchange random numbers.
+  rows = (q, k, v, mask, jnp.arange(len(q)))
+  return platforms.by_device(
+    lambda own, dropout: attend(own[:4], dropout.for_rows(own[4])),
+    rows,
+    dropout,
+  )
+
+
+def _attend(
+  size: int, num_summary: int, causal: bool, inputs: Any, dropout: Dropout
+) -> jax.Array:
+  """Returns the result of `sparse` for `inputs`: q, k, v and the mask."""
+  *heads, mask = inputs
   n, c = mask.shape[1], num_summary
   tokens = split(mask, size, 1)  # [b, B, s]
-  q, k, v = (split(a, size) for a in (q, k, v))
+  q, k, v = (split(a, size) for a in heads)
   b, h, blocks, *_ = k.shape
   # Collect the summary, the last c tokens of every block, for all queries.
   last_k, last_v = (
