@@ -1,8 +1,8 @@
 """Linear recurrences h_t = a_t h_(t-1) + b_t of real or complex numbers.
 
 `linear_scan` is independent of the models of this package. It has several
-forms, which differ in speed and give equal results up to rounding. Its backward
-pass stores one state per `SEGMENT` steps.
+forms, which differ in speed and give equal results up to rounding. Between the
+passes it stores at most one state per `SEGMENT` steps.
 
 Accelerators compute and compile pairs of real arrays faster than complex
 arrays, so complex numbers are pairs there. CPUs are faster with complex arrays,
@@ -24,8 +24,9 @@ from jaxformers.foundations.registry import check_keywords
 
 SEGMENT = 1_024  # Steps whose states the backward pass holds at a time.
 KERNEL_STEPS = 128  # Steps whose numbers the kernel holds at a time.
-STRIDE = 129  # Rows of its memory from one row to the next; odd, so that a TPU
+# Rows of its memory between two rows of one step: an odd number, so that a TPU
 # reads the 8 rows of a step at once.
+STRIDE = KERNEL_STEPS + 1
 CHUNK = 32  # Steps per chunk of the form "chunked"; chunks run in parallel.
 
 
@@ -156,8 +157,9 @@ def linear_scan(
   the dtype of `b`, in float32 at least, and returned in the dtype of `b`.
 
   The forward pass stores the states between segments of `SEGMENT` steps; the
-  backward pass recomputes the other states, one segment at a time. There is no
-  forward-mode differentiation.
+  backward pass recomputes the other states, one segment at a time. The forms
+  "fft" and "kernel" store none and recompute all at once, which is faster on
+  TPUs. There is no forward-mode differentiation.
 
   Args:
     a: factors, [...] if they are equal in every step, or [batch or 1, n, ...];
@@ -388,7 +390,7 @@ def _states_forward(
 
 
 def _segment(form: str, n: int) -> int:
-  return n if form == "fft" or n <= SEGMENT else SEGMENT
+  return n if form in ("fft", "kernel") or n <= SEGMENT else SEGMENT
 
 
 def _states_backward(form: str, kept: Any, g: Pair) -> tuple[Any, ...]:
@@ -752,8 +754,8 @@ class _Blocks(NamedTuple):
     return math.prod(rows) // 8 if fills else 0
 
   @property
-  def fill_registers(self) -> bool:
-    """True if the rows of the batch and the entries of a state fill them."""
+  def rows_fill_registers(self) -> bool:
+    """True if rows of the batch and entries of a state fill registers."""
     return self.shape[0] % 8 == self.width % 128 == 0
 
   @property
@@ -777,7 +779,7 @@ class _Blocks(NamedTuple):
     n = x.shape[1]
     if self.groups:
       return x.reshape(*x.shape[:2], -1, self.shape[-1])
-    if self.fill_registers:
+    if self.rows_fill_registers:
       return x.reshape(-1, 8, n, self.width)
     x = jnp.moveaxis(x, 1, -1).reshape(-1, n)
     rows = min(8, -(-len(x) // 128))
@@ -786,7 +788,7 @@ class _Blocks(NamedTuple):
 
   def join(self, x: jax.Array) -> jax.Array:
     """Inverts `split`."""
-    if self.groups or self.fill_registers:
+    if self.groups or self.rows_fill_registers:
       return x.reshape(self.shape)
     batch, n, *rest = self.shape
     x = x.reshape(-1, n)[: batch * self.width].reshape(batch, *rest, n)
@@ -800,8 +802,8 @@ class _Blocks(NamedTuple):
     return x.reshape(*x.shape[:2], -1)
 
   def turn(self, x: jax.Array) -> jax.Array:
-    """Exchanges the two axes of x unless the states fill registers."""
-    return x if self.fill_registers else x.T
+    """Exchanges the two axes of x if the steps are last."""
+    return x if self.rows_fill_registers else x.T
 
   def specs(self, rows: int) -> tuple[Any, Any]:
     """Returns the shapes of a block of steps, and of the state before it."""
@@ -810,12 +812,14 @@ class _Blocks(NamedTuple):
     def place(i: jax.Array, j: jax.Array, t: jax.Array) -> tuple[Any, ...]:
       t = self.parts - 1 - t if self.reverse else t
       if self.groups:
-        return i // self.groups, t, i % self.groups, j
-      return (i, 0, t, j) if self.fill_registers else (i, 0, j, t)
+        # Operators would ask which TPU this process has.
+        group = jnp.int32(self.groups)
+        return jax.lax.div(i, group), t, jax.lax.rem(i, group), j
+      return (i, 0, t, j) if self.rows_fill_registers else (i, 0, j, t)
 
     sides = (
       (rows, self.length, 128)
-      if self.fill_registers
+      if self.rows_fill_registers
       else (rows, 128, self.length)
     )
     sides = (self.length, 8, 128) if self.groups else sides

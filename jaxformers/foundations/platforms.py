@@ -126,20 +126,22 @@ def by_device(
   shared: Any = None,
   token_axis: int = 0,
 ) -> Any:
-  """Returns `function(rows, shared)`, with each device's rows on their own.
+  """Returns `function(rows, shared)`, with each device's rows on its own.
 
   XLA would gather the rows of all devices for a Fourier transform, would ask
   all devices before it takes a branch, and refuses to split a kernel. Without a
-  mesh that splits rows or tokens, this is a plain call.
+  mesh that splits rows, or tokens if `token_axis` is given, this is a plain
+  call, and also if rows do not divide.
 
   Args:
     function: function of trees of arrays, which returns a tree of arrays. It
-      is called with the rows of one device. Along the first axis its results
-      are joined, so a sum over rows is returned once for each device.
+      is called with the rows of one device, and their tokens on it. Along the
+      first axis its results are joined, so a sum over rows is returned once for
+      each device.
     rows: tree of arrays [b, ...].
     shared: tree of arrays that every device has.
-    token_axis: axis of the tokens of `rows` and of the results, if the function
-      shall get the tokens of one device: see `splits_tokens`. 0 otherwise.
+    token_axis: axis of the tokens of `rows` and of the results, if the mesh
+      splits them: see `splits_tokens`. 0 to leave the tokens together.
   """
   import jax
   from jax.sharding import PartitionSpec

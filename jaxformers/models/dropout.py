@@ -38,7 +38,7 @@ def draw_kept(
   Args:
     key: random key from `jax.random.split` or `fold_in`, whose bits are random.
     rate: probability that an entry is dropped, in [0, 1).
-    shape: shape of the result, with at least one axis.
+    shape: shape of the result, with at least one axis, or two with `numbers`.
     numbers: numbers of the rows, [shape[0]], to draw each row from a key of its
       own; None for one key, or on TPUs for numbers from 0 where n / 4 words
       fill vectors.

@@ -9,9 +9,8 @@ A mesh has four axes:
   the columns of other matrices.
 
 The compiler adds the communication between devices (GSPMD,
-https://arxiv.org/abs/2105.04663), so a mesh changes only the order of sums. If
-it splits tokens, it also changes which weights the dropout of softmax attention
-drops.
+https://arxiv.org/abs/2105.04663), so a mesh changes only the order of sums, and
+which weights the dropout of softmax attention drops.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from jaxformers.models import MODELS
 from jaxformers.models.dropout import Dropout
 from jaxformers.models.isometric import ring
 from jaxformers.models.mixers import convolution
+from jaxformers.scan import linear_scan
 from jaxformers.training import programs, topologies
 from jaxformers.training.ahead import Ahead, Report, batch_shapes
 from jaxformers.training.evaluate import Evaluator
@@ -154,6 +155,20 @@ def test_an_evaluation_makes_rotations_by_the_kernel_on_each_device():
   text = evaluator.prepare.lower(placed).as_text()
   assert "tpu_custom_call" in text
   assert "sdy.manual_computation" in text  # XLA cannot split a kernel.
+
+
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize("shape", [(8, 20, 16, 128), (8, 133, 128), (3, 9, 5)])
+def test_the_kernel_of_the_scan_compiles_for_one_chip(shape):
+  """States that fill registers, rows that do, and steps that are last."""
+  layout = Layout.of("data:1", topologies.describe_devices("v5e:2x2")[:1])
+  array = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=layout.sharding())
+
+  def last(a, b):
+    return linear_scan(a, b, reverse=True)[1]
+
+  lowered = jax.jit(layout.traced(last)).lower(array, array)
+  assert "pallas_call" in lowered.compile().as_text()
 
 
 @pytest.mark.slow

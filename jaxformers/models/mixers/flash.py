@@ -253,9 +253,9 @@ def attend(
   forward pass stores the maximum and the sum of every row of weights, and the
   backward pass recomputes the weights from these.
 
-  If the mesh splits tokens, each device has its own queries and gathers keys
-  and values, in the backward pass again, and sends back their gradients.
-  Dropout then differs from that on a single device.
+  If the mesh splits more than 256 tokens, each device has its own queries and
+  gathers keys and values, in the backward pass again, and sends back their
+  gradients. Which weights are dropped depends on the mesh.
 
   Source: Dao et al. 2022, https://arxiv.org/abs/2205.14135, algorithms 2 and 4
   of appendix B, with blocks of queries only.
@@ -297,11 +297,11 @@ def attend(
     y = jnp.matmul(dropout(weights).astype(v.dtype), v)
     return (y / form.total(weights, top, sink)).astype(v.dtype)
 
-  form = form._replace(split=platforms.splits_tokens(len(q), n))
+  form = form._replace(block=BLOCK, split=platforms.splits_tokens(len(q), n))
   if not (form.split or platforms.on_tpu()):
     turn = functools.partial(_attend, form)
     return _in_turn(turn, dropout, (q, k, v, mask, sink))
-  # Each device draws the same dropout for a row as a device that has all rows.
+  # Dropout has a key for each row, so that devices and groups of rows differ.
   row = jnp.broadcast_to(jnp.arange(len(q))[:, None, None], (len(q), 1, n))
   shared = (dropout, None if sink is None else sink[:1])
   return platforms.by_device(
@@ -326,6 +326,8 @@ def _attend_own(form: Form, n: int, own: Any, shared: Any) -> jax.Array:
   device = jax.lax.axis_index(platforms.SEQUENCE) if form.split else 0
   b, h = own[0].shape[:2]
   count, block = _fitting(b, h * n)
+  # Few queries are not padded to a whole block.
+  block = min(block, -(-own[0].shape[2] // 8) * 8)
 
   def run(part: Any) -> jax.Array:
     *arrays, row = part
@@ -344,7 +346,8 @@ def _attend_own(form: Form, n: int, own: Any, shared: Any) -> jax.Array:
 def _fitting(b: int, keys: int) -> tuple[int, int]:
   """Returns how many rows, and queries of each, are computed at a time.
 
-  On a TPU their weights fill no more than its vector memory.
+  On a TPU their weights fit its vector memory, but at least one row with
+  `LEAST_BLOCK` queries is computed.
 
   Args:
     b: number of rows of the device.

@@ -27,6 +27,16 @@ def blocks(request, monkeypatch):
   """Blocks of 8 queries, and both forms of the loops."""
   monkeypatch.setattr(flash, "BLOCK", 8)
   monkeypatch.setattr(flash, "on_one_cpu", lambda: request.param == "one CPU")
+  lengths, scan = [], flash._scan_blocks
+
+  def watch(*args):
+    lengths.append(args[-1].block)
+    return scan(*args)
+
+  monkeypatch.setattr(flash, "_scan_blocks", watch)
+  yield
+  assert set(lengths) <= {8, N}
+  assert 8 in lengths
 
 
 def draw(seed, count=4):
@@ -112,7 +122,9 @@ def test_fewer_rows_and_queries_of_a_tpu_change_nothing(
     (1, 2**18, (1, 64)),
   ],
 )
-def test_weights_of_a_tpu_fit_its_vector_memory(monkeypatch, rows, n, fitting):
+def test_a_tpu_computes_few_rows_or_queries_at_a_time(
+  monkeypatch, rows, n, fitting
+):
   monkeypatch.setattr(flash.platforms, "on_tpu", lambda: True)
   assert flash._fitting(rows, 2 * n) == fitting
   monkeypatch.undo()
@@ -120,7 +132,7 @@ def test_weights_of_a_tpu_fit_its_vector_memory(monkeypatch, rows, n, fitting):
 
 
 def test_dropout_of_a_tpu_follows_the_number_of_a_row(monkeypatch, tpu):
-  """The same weights are dropped in any groups of rows, on any devices."""
+  """In equal blocks of queries, groups of rows and devices drop the same."""
   q, k, v, g = (jnp.broadcast_to(a[:1], (4, *a.shape[1:])) for a in even(3))
   dropout, mask = Dropout(0.4, jax.random.key(7)), jnp.ones((4, EVEN), bool)
   call = functools.partial(softmax, mask=mask, dropout=dropout)
