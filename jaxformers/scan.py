@@ -161,6 +161,9 @@ def linear_scan(
   "fft" and "kernel" store none and recompute all at once, which is faster on
   TPUs. There is no forward-mode differentiation.
 
+  If the mesh axis `sequence` splits the steps, each device scans its own, three
+  times, and all devices exchange one state and one product of factors.
+
   Args:
     a: factors, [...] if they are equal in every step, or [batch or 1, n, ...];
       a real or complex array, or a pair (real, imaginary) of arrays.
@@ -179,8 +182,9 @@ def linear_scan(
       slowly. "fft" convolves b with the powers of a; it needs factors that are
       equal in every step with |a| <= 1, and no mask, and its errors are
       relative to the largest state. "kernel" and "fft" take no resets. "auto"
-      is "scan" on a CPU, "kernel" on TPUs whose mesh splits only rows if there
-      are no resets and `jax_enable_x64` is off, and "associative" otherwise.
+      is "scan" on a CPU, "kernel" on TPUs whose mesh splits only rows and steps
+      if there are no resets and `jax_enable_x64` is off, and "associative"
+      otherwise.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],
@@ -220,13 +224,90 @@ def linear_scan(
   )
   if flags.keep is not None:
     added = _map(lambda x: jnp.where(flags.keep, x, 0), added)
-  form = _resolve(form, shape, has_resets=resets is not None)
+  run = functools.partial(_run, form, reverse)
+  if form not in ("fft", "kernel") and platforms.splits_tokens(*shape[:2]):
+    states = _over_devices(run, reverse, factor, added, flags, start)
+  else:
+    states = run(factor, added, flags, start)
+  last = _map(lambda x: x[:, 0 if reverse else -1], states)
+  return _unpair(states, dtype, b), _unpair(last, wide, b)
+
+
+def _run(
+  form: str, reverse: bool, a: Pair, b: Pair, flags: Flags, start: Pair
+) -> Pair:
+  """Returns the states of a recurrence, by a form or "auto"."""
+  has_resets = flags.fresh is not None
+  form = _resolve(form, b.real.shape, has_resets=has_resets)
   run: Any = functools.partial(_forwards, form)
   if reverse:
     run = _from_end(form, run)
-  states = run(factor, added, flags, start)
-  last = _map(lambda x: x[:, 0 if reverse else -1], states)
-  return _unpair(states, dtype, b), _unpair(last, wide, b)
+  return run(a, b, flags, start)
+
+
+def _over_devices(
+  run: Callable[..., Pair],
+  reverse: bool,
+  a: Pair,
+  b: Pair,
+  flags: Flags,
+  start: Pair,
+) -> Pair:
+  """Returns the states where the mesh splits the steps over devices.
+
+  Each device computes its last state from the state 0, and the product of its
+  factors; all devices exchange these, and each runs its steps from the state
+  before them.
+
+  Args:
+    run: function of a, b, flags and the first state.
+    reverse: True if `run` begins with the last step.
+    a, b, flags, start: arguments of `_forwards`.
+  """
+  shape, place = b.real.shape, -1 if reverse else 0
+  is_constant = _is_constant(a, b)
+  if not is_constant:
+    a = _map(lambda x: jnp.broadcast_to(x, shape), a)
+  if platforms.backend() == "cpu":
+    a, b, start = map(_merge, (a, b, start))
+  # Add the first state to the term of the first step.
+  at_first: Any = jax.tree.map(lambda x: x[:, place], (b, flags))
+  factor = a if is_constant else _map(lambda x: x[:, place], a)
+  factor = _ones_where(at_first[1].keep, factor)
+  head = times(factor, _forget(at_first[1].fresh, start))
+  b = _map(lambda x, y: x.at[:, place].add(y), b, head)
+
+  def run_own(own: Any, shared: Pair | None) -> Pair:
+    varying, b, flags = own
+    factor = varying if shared is None else shared
+    zero = _map(lambda x: jnp.zeros_like(x[:, 0]), b)
+    one = zero._replace(real=jnp.ones_like(zero.real))
+    nothing = _map(jnp.zeros_like, b)
+    end, gain = (
+      _map(lambda x: x[:, 0 if reverse else -1], states)
+      for states in (
+        run(factor, b, flags, zero),
+        run(factor, nothing, flags, one),
+      )
+    )
+    fresh = flags.fresh
+    is_cut = None if fresh is None else fresh.any(1)
+    steps = jax.tree.map(
+      lambda x: jax.lax.all_gather(x, platforms.SEQUENCE), (gain, end, is_cut)
+    )
+
+    def step(h: Pair, args: Any) -> tuple[Pair, Pair]:
+      gain, end, is_cut = args
+      return _plus(times(gain, _forget(is_cut, h)), end), h
+
+    _, before = jax.lax.scan(step, zero, steps, reverse=reverse)
+    device = jax.lax.axis_index(platforms.SEQUENCE)
+    return run(factor, b, flags, _map(lambda x: x[device], before))
+
+  rows = (None if is_constant else a, b, flags)
+  return platforms.by_device(
+    run_own, rows, a if is_constant else None, token_axis=1
+  )
 
 
 def _forwards(form: str, a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:

@@ -12,6 +12,8 @@ from jax.experimental import pallas
 from jaxformers import scan
 from jaxformers.foundations import platforms
 from jaxformers.scan import linear_scan
+from jaxformers.training import programs
+from jaxformers.training.layout import Layout
 from tests.marks import long_except
 
 # Shapes of b: channels of one and of two axes, one step, several segments.
@@ -465,3 +467,37 @@ def test_linear_scan_keeps_the_angle_of_long_rotations(form):
   states, _ = scanned(a, b, initial=np.ones((1, 1)), form=form)
   want = np.exp(3.1j * np.arange(1, 4_001))
   chex.assert_trees_all_close(np.asarray(states)[0, :, 0], want, atol=5e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("mesh", ["data:2,sequence:2", "sequence:4"])
+def test_steps_may_be_split_over_devices(mesh, varies, reverse):
+  """Devices exchange a state each, and no steps."""
+  shape = (2, 40, 3)
+  a, b, mask, start = case(
+    shape, is_complex=True, varies=varies, is_masked=True
+  )
+  resets = np.random.default_rng(1).random(shape[:2]) < 0.05
+  layout = Layout.of(mesh, jax.devices()[:4])
+
+  def run(a, b, start):
+    def states(a, b, start):
+      return linear_scan(
+        a, b, mask=mask, resets=resets, initial=start, reverse=reverse
+      )
+
+    y, pull = jax.vjp(states, a, b, start)
+    return y, pull(jax.tree.map(jnp.cos, y))
+
+  split = layout.sharding("data", "sequence")
+  placed = (
+    jax.device_put(a, split if varies else layout.sharding()),
+    jax.device_put(b, split),
+    jax.device_put(start, layout.sharding("data")),
+  )
+  program = jax.jit(layout.traced(run)).lower(*placed).compile()
+  want = jax.jit(run)(a, b, start)
+  chex.assert_trees_all_close(program(*placed), want, rtol=1e-4, atol=1e-5)
+  sent = programs.count(program.as_text()).collectives
+  assert sum(each.bytes for each in sent) < b.nbytes
