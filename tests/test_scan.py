@@ -501,3 +501,19 @@ def test_steps_may_be_split_over_devices(mesh, varies, reverse):
   chex.assert_trees_all_close(program(*placed), want, rtol=1e-4, atol=1e-5)
   sent = programs.count(program.as_text()).collectives
   assert sum(each.bytes for each in sent) < b.nbytes
+
+
+def test_resets_forget_states_of_other_devices_that_are_not_finite():
+  b = np.ones((1, 8, 1), np.float32)
+  b[0, 1] = np.inf
+  resets = np.isin(np.arange(8), (0, 3))[None]
+  layout = Layout.of("sequence:4", jax.devices()[:4])
+  placed = jax.device_put(b, layout.sharding(None, "sequence"))
+
+  def run(b):
+    start = jnp.full((1, 1), jnp.inf)
+    return linear_scan(jnp.float32(0.5), b, resets=resets, initial=start)
+
+  found = jax.jit(layout.traced(run))(placed)
+  assert np.isfinite(found[0][0, [0, *range(3, 8)]]).all()
+  chex.assert_trees_all_close(found, run(b))
