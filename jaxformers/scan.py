@@ -277,37 +277,45 @@ def _over_devices(
   head = times(factor, _forget(at_first[1].fresh, start))
   b = _map(lambda x, y: x.at[:, place].add(y), b, head)
 
-  def run_own(own: Any, shared: Pair | None) -> Pair:
-    varying, b, flags = own
-    factor = varying if shared is None else shared
-    zero = _map(lambda x: jnp.zeros_like(x[:, 0]), b)
-    one = zero._replace(real=jnp.ones_like(zero.real))
-    nothing = _map(jnp.zeros_like, b)
-    end, gain = (
-      _map(lambda x: x[:, 0 if reverse else -1], states)
-      for states in (
-        run(factor, b, flags, zero),
-        run(factor, nothing, flags, one),
-      )
-    )
-    fresh = flags.fresh
-    is_cut = None if fresh is None else fresh.any(1)
-    steps = jax.tree.map(
-      lambda x: jax.lax.all_gather(x, platforms.SEQUENCE), (gain, end, is_cut)
-    )
-
-    def step(h: Pair, args: Any) -> tuple[Pair, Pair]:
-      gain, end, is_cut = args
-      return _plus(times(gain, _forget(is_cut, h)), end), h
-
-    _, before = jax.lax.scan(step, zero, steps, reverse=reverse)
-    device = jax.lax.axis_index(platforms.SEQUENCE)
-    return run(factor, b, flags, _map(lambda x: x[device], before))
-
-  rows = (None if is_constant else a, b, flags)
   return platforms.by_device(
-    run_own, rows, a if is_constant else None, token_axis=1
+    functools.partial(_run_local, run, reverse),
+    (None if is_constant else a, b, flags),
+    a if is_constant else None,
+    token_axis=1,
   )
+
+
+def _run_local(
+  run: Callable[..., Pair], reverse: bool, local: Any, fixed: Pair | None
+) -> Pair:
+  """Returns the states of the steps of one device: see `_over_devices`.
+
+  Args:
+    run, reverse: arguments of `_over_devices`.
+    local: factors (or None), added terms and flags of the device's steps.
+    fixed: factor of all steps, or None if factors differ.
+  """
+  varying, b, flags = local
+  factor = varying if fixed is None else fixed
+  zero = _map(lambda x: jnp.zeros_like(x[:, 0]), b)
+  unit = zero._replace(real=jnp.ones_like(zero.real))
+  # The last state is `gain` times the first one, plus `end`.
+  end, gain = (
+    _map(lambda x: x[:, 0 if reverse else -1], run(factor, terms, flags, first))
+    for terms, first in ((b, zero), (_map(jnp.zeros_like, b), unit))
+  )
+  is_cut = None if flags.fresh is None else flags.fresh.any(1)
+  devices = jax.tree.map(
+    lambda x: jax.lax.all_gather(x, platforms.SEQUENCE), (gain, end, is_cut)
+  )
+
+  def step(h: Pair, args: Any) -> tuple[Pair, Pair]:
+    gain, end, is_cut = args
+    return _plus(times(gain, _forget(is_cut, h)), end), h
+
+  _, before = jax.lax.scan(step, zero, devices, reverse=reverse)
+  place = jax.lax.axis_index(platforms.SEQUENCE)
+  return run(factor, b, flags, _map(lambda x: x[place], before))
 
 
 def _forwards(form: str, a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
@@ -1009,8 +1017,8 @@ def _run_block(
 
   def step(t: jax.Array, h: Pair) -> Pair:
     t = blocks.length - 1 - t if blocks.reverse else t
-    whole = pallas.ds(t, 8, stride=STRIDE), slice(None)
-    place = whole if memory else (0, t)
+    rows = pallas.ds(t, 8, stride=STRIDE), slice(None)
+    place = rows if memory else (0, t)
     at_t = functools.partial(_map, lambda ref: ref[place])
     h = _plus(times(at_t(factor), h), at_t(added))
     _map(lambda ref, x: write(ref, x, place), result, h)

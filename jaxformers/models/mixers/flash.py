@@ -60,12 +60,15 @@ class Form(NamedTuple):
   block: int = BLOCK
   split: bool = False
 
-  def gather(self, x: jax.Array, axis: int) -> jax.Array:
-    """Joins the parts of the devices along an axis."""
+  def gather(
+    self, k: jax.Array, v: jax.Array, mask: jax.Array
+  ) -> tuple[jax.Array, ...]:
+    """Returns keys, values and mask of the tokens of all devices."""
     if not self.split:
-      return x
-    return jax.lax.all_gather(
-      x, platforms.SEQUENCE, axis=axis % x.ndim, tiled=True
+      return k, v, mask
+    return tuple(
+      jax.lax.all_gather(x, platforms.SEQUENCE, axis=mask.ndim - 1, tiled=True)
+      for x in (k, v, mask)
     )
 
   def scatter(self, x: jax.Array, axis: int) -> jax.Array:
@@ -305,29 +308,29 @@ def attend(
   row = jnp.broadcast_to(jnp.arange(len(q))[:, None, None], (len(q), 1, n))
   shared = (dropout, None if sink is None else sink[:1])
   return platforms.by_device(
-    functools.partial(_attend_own, form, n),
+    functools.partial(_attend_local, form, n),
     (q, k, v, jnp.broadcast_to(mask[:, None], q.shape[:3]), row),
     shared,
     token_axis=2 if form.split else 0,
   )
 
 
-def _attend_own(form: Form, n: int, own: Any, shared: Any) -> jax.Array:
+def _attend_local(form: Form, n: int, local: Any, shared: Any) -> jax.Array:
   """Returns `_attend` for the queries of one device, some rows at a time.
 
   Args:
     form: options of the weights.
     n: number of keys of all devices.
-    own: queries, keys, values, mask, and the numbers of the rows, each
+    local: queries, keys, values, mask, and the numbers of the rows, each
       [b, h or 1, n of the device, ...].
     shared: dropout, and the scores of the sinks [1, h, 1, 1] or None.
   """
   dropout, sink = shared
   device = jax.lax.axis_index(platforms.SEQUENCE) if form.split else 0
-  b, h = own[0].shape[:2]
+  b, h = local[0].shape[:2]
   count, block = _fitting(b, h * n)
   # Few queries are not padded to a whole block.
-  block = min(block, -(-own[0].shape[2] // 8) * 8)
+  block = min(block, -(-local[0].shape[2] // 8) * 8)
 
   def run(part: Any) -> jax.Array:
     *arrays, row = part
@@ -338,9 +341,9 @@ def _attend_own(form: Form, n: int, own: Any, shared: Any) -> jax.Array:
     return _attend(form._replace(block=block), device, drop, *arrays, first)
 
   if count == b:
-    return run(own)
-  parts = jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), own)
-  return jax.lax.map(run, parts).reshape(own[2].shape)
+    return run(local)
+  parts = jax.tree.map(lambda x: x.reshape(-1, count, *x.shape[1:]), local)
+  return jax.lax.map(run, parts).reshape(local[2].shape)
 
 
 def _fitting(b: int, keys: int) -> tuple[int, int]:
@@ -435,8 +438,7 @@ def _forward(
   mask: jax.Array,
   sink: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
-  all_k, all_v = form.gather(k, -2), form.gather(v, -2)
-  all_mask = form.gather(mask, -1)
+  all_k, all_v, all_mask = form.gather(k, v, mask)
 
   def step(
     _: None, block: Block, q: jax.Array, numbers: jax.Array | None
@@ -478,8 +480,7 @@ def _sum_values(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 def _backward(form: Form, kept: Any, g: jax.Array) -> tuple[Any, ...]:
   turn, dropout, q, k, v, mask, sink, y, top, inverse = kept
-  all_k, all_v = form.gather(k, -2), form.gather(v, -2)
-  all_mask = form.gather(mask, -1)
+  all_k, all_v, all_mask = form.gather(k, v, mask)
   n, m = q.shape[-2], all_k.shape[-2]
   # The softmax's gradient is w_ij (dw_ij - sum_k w_ik dw_ik); the sum is g . y.
   mean = (g.astype(top.dtype) * y).sum(-1, keepdims=True)

@@ -66,7 +66,7 @@ def sparse(
   # In a loop over blocks of all devices, these would exchange random numbers.
   rows = (q, k, v, mask, jnp.arange(len(q)))
   return platforms.by_device(
-    lambda own, dropout: attend(own[:4], dropout.for_rows(own[4])),
+    lambda local, drop: attend(local[:4], drop.for_rows(local[4])),
     rows,
     dropout,
   )
