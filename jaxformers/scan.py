@@ -270,19 +270,28 @@ def _over_devices(
     a = _map(lambda x: jnp.broadcast_to(x, shape), a)
   if platforms.backend() == "cpu":
     a, b, start = map(_merge, (a, b, start))
-  # Add the first state to the term of the first step.
-  at_first: Any = jax.tree.map(lambda x: x[:, place], (b, flags))
-  factor = a if is_constant else _map(lambda x: x[:, place], a)
-  factor = _ones_where(at_first[1].keep, factor)
-  head = times(factor, _forget(at_first[1].fresh, start))
-  b = _map(lambda x, y: x.at[:, place].add(y), b, head)
-
   return platforms.by_device(
     functools.partial(_run_local, run, reverse),
-    (None if is_constant else a, b, flags),
+    (None if is_constant else a, _add_start(a, b, flags, start, place), flags),
     a if is_constant else None,
     token_axis=1,
   )
+
+
+def _add_start(
+  a: Pair, b: Pair, flags: Flags, start: Pair, place: int = 0
+) -> Pair:
+  """Returns b with the share of the first state in the term of one step.
+
+  Args:
+    a, b, flags, start: arguments of `_forwards`.
+    place: index of the step that is processed first, 0 or -1.
+  """
+  at_first: Any = jax.tree.map(lambda x: x[:, place], (b, flags))
+  factor = a if _is_constant(a, b) else _map(lambda x: x[:, place], a)
+  factor = _ones_where(at_first[1].keep, factor)
+  head = _plus(times(factor, _forget(at_first[1].fresh, start)), at_first[0])
+  return _map(lambda x, y: x.at[:, place].set(y), b, head)
 
 
 def _run_local(
@@ -695,10 +704,7 @@ def _associative(a: Pair, b: Pair, flags: Flags, start: Pair) -> Pair:
   shape = b.real.shape
   factor = _ones_where(flags.keep, a)
   factor = _map(lambda x: jnp.broadcast_to(x, shape), factor)
-  # Add the first state to the term of the first step.
-  first: Any = jax.tree.map(lambda x: x[:, 0], (factor, b, flags.fresh))
-  head = _plus(times(first[0], _forget(first[2], start)), first[1])
-  b = _map(lambda x, y: x.at[:, 0].set(y), b, head)
+  b = _add_start(factor, b, flags, start)
 
   # h -> a h + b, then h -> a' h + b', is h -> (a' a) h + (a' b + b'). A reset
   # in the second step forgets a, b and everything before.
@@ -820,7 +826,8 @@ class _Blocks(NamedTuple):
   two axes of a state are the rows and lanes if they fill registers. Otherwise
   the rows are rows of the batch, and the lanes entries of a state, if these
   fill registers. Otherwise the states of the batch are joined, and the steps
-  are the last axis, because XLA keeps arrays of narrow layers in this order.
+  are the last axis, because XLA keeps arrays of narrow layers in this order;
+  see `_run_kernel` for states of several axes and for few steps.
 
   Attributes:
     shape: shape of the numbers, [batch, n, ...].
@@ -844,8 +851,12 @@ class _Blocks(NamedTuple):
 
   @property
   def rows_fill_registers(self) -> bool:
-    """True if rows of the batch and entries of a state fill registers."""
-    return self.shape[0] % 8 == self.width % 128 == 0
+    """True if rows of the batch and entries of a state fill registers.
+
+    Axes of a state are not merged into lanes, which would move its entries.
+    """
+    is_flat = len(self.shape) == 3
+    return is_flat and self.shape[0] % 8 == self.width % 128 == 0
 
   @property
   def length(self) -> int:
@@ -948,6 +959,13 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
   from jax.experimental.pallas import tpu
 
   blocks = _Blocks(b.real.shape, reverse)
+  is_joined = not (blocks.groups or blocks.rows_fill_registers)
+  if is_joined and (b.real.ndim > 3 or b.real.shape[1] < KERNEL_STEPS):
+    # Steps that are last would be moved twice, or not fill the lanes.
+    join, part = _join_states(b.real.shape)
+    first = _map(lambda x: join(x[:, None])[:, 0], start)
+    factor, b = jax.tree.map(join, (factor, b))
+    return _map(part, _run_kernel(factor, b, first, reverse=reverse))
   steps = jax.tree.map(blocks.split, (factor, b))
   first = _map(blocks.split_state, start)
   tiles, rows, lanes = first.real.shape
@@ -971,6 +989,28 @@ def _run_kernel(factor: Pair, b: Pair, start: Pair, *, reverse: bool) -> Pair:
     interpret=platforms.backend() != "tpu",
   )(steps, first)
   return _map(blocks.join, states)
+
+
+def _join_states(
+  shape: tuple[int, ...],
+) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+  """Returns functions that join the states of a batch to registers, and back.
+
+  The first one maps [batch, n, ...] to [1, n, rows, 128], with a multiple of 8
+  rows, and the second one inverts it for `shape`.
+  """
+
+  def join(x: jax.Array) -> jax.Array:
+    x = jnp.moveaxis(x, 0, 1).reshape(1, x.shape[1], -1)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % 1_024)))
+    return x.reshape(1, x.shape[1], -1, 128)
+
+  def part(x: jax.Array) -> jax.Array:
+    batch, n, *rest = shape
+    x = x.reshape(n, -1)[:, : batch * math.prod(rest)]
+    return jnp.moveaxis(x.reshape(n, batch, *rest), 0, 1)
+
+  return join, part
 
 
 def _run_block(

@@ -348,6 +348,8 @@ def test_arrays_without_numbers_have_no_states(form, shape):
     (16, 21, 2, 128),
     (2, 13, 2, 8, 256),
     (3, 13, 300),
+    (3, 13, 4, 5),
+    (3, 5, 300),
     (130, 9, 8),
     (1, 3, 1),
   ],
