@@ -114,7 +114,8 @@ def plans(model: str) -> Iterator[Step]:
     yield Step("weak", model, SLICE, slices, f"data:{chips}", 8 * chips)
   for chips, device in SLICES.items():
     yield Step("strong", model, device, 1, f"data:{chips}", 256)
-  for mesh in ("data:16", "fsdp:16", "data:4,model:4", "data:4,sequence:4"):
+  meshes = ("data:16", "fsdp:16", "data:8,model:2", "data:4,model:4")
+  for mesh in (*meshes, "data:4,sequence:4"):
     yield Step("meshes", model, SLICE, 1, mesh, 128)
 
 

@@ -275,6 +275,7 @@ def _over_devices(
     (None if is_constant else a, _add_start(a, b, flags, start, place), flags),
     a if is_constant else None,
     token_axis=1,
+    repeats=True,
   )
 
 
@@ -815,7 +816,9 @@ def _kernel(
     lambda x: jnp.broadcast_to(x, b.real.shape), _ones_where(flags.keep, a)
   )
   return platforms.by_device(
-    lambda rows, _: _run_kernel(*rows, reverse=reverse), (factor, b, start)
+    lambda rows, _: _run_kernel(*rows, reverse=reverse),
+    (factor, b, start),
+    repeats=True,
   )
 
 
@@ -1095,6 +1098,6 @@ def _resolve(form: str, shape: tuple[int, ...], *, has_resets: bool) -> str:
 
 def _fastest() -> str:
   """Returns the name of the fastest form for the current device."""
-  if platforms.has_kernels() and platforms.splits_only_rows():
+  if platforms.has_kernels() and platforms.keeps_tokens():
     return "kernel"
   return "scan" if platforms.backend() == "cpu" else "associative"

@@ -473,7 +473,9 @@ def test_linear_scan_keeps_the_angle_of_long_rotations(form):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("varies", [False, True])
-@pytest.mark.parametrize("mesh", ["data:2,sequence:2", "sequence:4"])
+@pytest.mark.parametrize(
+  "mesh", ["data:2,sequence:2", "sequence:4", "sequence:2,model:2"]
+)
 def test_steps_may_be_split_over_devices(mesh, varies, reverse):
   """Devices exchange a state each, and no steps."""
   shape = (2, 40, 3)

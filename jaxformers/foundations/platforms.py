@@ -13,9 +13,11 @@ from typing import Any
 _TARGET: contextvars.ContextVar[Any] = contextvars.ContextVar(
   "target", default=None
 )
-# Mesh axes over which the rows of a batch are split, and the tokens of a row.
+# Mesh axes over which the rows of a batch are split, the tokens of a row, and
+# the experts, heads and hidden units of a layer.
 ROWS = ("data", "fsdp")
 SEQUENCE = "sequence"
+MODEL = "model"
 # Names of backends, by the names of their devices.
 _BACKENDS = {"cuda": "gpu", "rocm": "gpu"}
 
@@ -125,6 +127,8 @@ def by_device(
   rows: Any,
   shared: Any = None,
   token_axis: int = 0,
+  *,
+  repeats: bool = False,
 ) -> Any:
   """Returns `function(rows, shared)`, with each device's rows on its own.
 
@@ -142,6 +146,9 @@ def by_device(
     shared: tree of arrays that every device has.
     token_axis: axis of the tokens of `rows` and of the results, if the mesh
       splits them: see `splits_tokens`. 0 to leave the tokens together.
+    repeats: True to compute the same on all devices of the axis `model`. The
+      caller knows the gradient; JAX's would be summed over these devices. False
+      to leave this axis to the compiler.
   """
   import jax
   from jax.sharding import PartitionSpec
@@ -150,7 +157,8 @@ def by_device(
   splits = token_axis > 0 and sizes.get(SEQUENCE, 1) > 1
   # A model that is initialised with one example has no rows to split.
   is_whole = any(x.shape[0] % count for x in jax.tree.leaves(rows))
-  if is_whole or (count == 1 and not splits):
+  repeats = repeats and sizes.get(MODEL, 1) > 1
+  if is_whole or not (count > 1 or splits or repeats):
     return function(rows, shared)
   names = [axis for axis in sizes if axis in ROWS or sizes[axis] == 1]
   # Axes of size 1 are named too: a sum over them fails on CPUs in bfloat16.
@@ -158,6 +166,8 @@ def by_device(
   if splits:
     spec += [*[None] * (token_axis - 1), SEQUENCE]
     names.append(SEQUENCE)
+  if repeats:
+    names.append(MODEL)
   split = PartitionSpec(*spec)
   return jax.shard_map(
     function,
@@ -183,6 +193,11 @@ def row_parts() -> int:
   """Returns into how many parts the mesh splits the rows of a batch."""
   axes = _free_axes()
   return math.prod(size for axis, size in axes.items() if axis in ROWS)
+
+
+def keeps_tokens() -> bool:
+  """Returns True if the mesh does not split the tokens of a row."""
+  return _free_axes().get(SEQUENCE, 1) == 1
 
 
 def splits_only_rows() -> bool:

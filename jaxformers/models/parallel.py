@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformers.foundations import platforms
 
-MODEL = "model"  # Mesh axis over which experts are split.
 PMAP = "data"  # Axis that pmap maps over.
 
 
@@ -23,7 +22,7 @@ def _mesh() -> jax.sharding.AbstractMesh:
 
 def experts_are_spread() -> bool:
   """Returns True if the current mesh splits experts over several devices."""
-  return _mesh().shape.get(MODEL, 1) > 1
+  return _mesh().shape.get(platforms.MODEL, 1) > 1
 
 
 def _runs_on(backend: str) -> bool:

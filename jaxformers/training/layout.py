@@ -5,8 +5,8 @@ A mesh has four axes:
 - `data` and `fsdp` split the rows of a batch;
 - `sequence` splits the tokens of its sequences;
 - `fsdp` also splits parameters and the moments of the optimiser;
-- `model` splits the experts of TransJect, with their orthogonal matrices, and
-  the columns of other matrices.
+- `model` splits the experts of TransJect, with their orthogonal matrices, the
+  heads of attention, and the hidden units of feed-forwards.
 
 The compiler adds the communication between devices (GSPMD,
 https://arxiv.org/abs/2105.04663), so a mesh changes only the order of sums, and
@@ -30,11 +30,19 @@ from jax.tree_util import KeyPath
 from jaxformers import orthogonal
 from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
-from jaxformers.foundations.platforms import SEQUENCE
-from jaxformers.models.parallel import MODEL
+from jaxformers.foundations.platforms import MODEL, SEQUENCE
 
 DATA, FSDP = "data", "fsdp"
 AXES = (DATA, FSDP, SEQUENCE, MODEL)
+# Axis of heads or of hidden units, by the parameter and its number of axes.
+INNER = {
+  **{(f"{x}/kernel", 3): 1 for x in ("query", "key", "value", "gate")},
+  **{(f"{x}/bias", 2): 0 for x in ("query", "key", "value")},
+  ("out/kernel", 3): 0,
+  ("up/kernel", 2): 1,
+  ("up/bias", 1): 0,
+  ("down/kernel", 2): 0,
+}
 
 
 def sizes(spec: str, count: int) -> dict[str, int]:
@@ -218,25 +226,27 @@ class Layout:
     """Returns the mesh axis that splits each axis of an array.
 
     `model` splits the first axis of stacked orthogonal matrices
-    [e, ..., d, d], and the last axis of other arrays with two or more axes.
-    `fsdp` splits the longest remaining axis. An axis is not split if its length
-    does not divide evenly. Vectors and scalars are not split.
+    [e, ..., d, d], and the axes in `INNER`: a feed-forward, or the heads of a
+    layer, send one sum of tokens in each pass (Shoeybi et al. 2019, section 3,
+    https://arxiv.org/abs/1909.08053). `fsdp` splits the longest remaining axis
+    of arrays with two or more axes. An axis is not split if its length does not
+    divide evenly.
 
     Args:
       path: path of the array, as in `jax.tree_util`.
       shape: shape of the array.
     """
-    if len(shape) < 2:
-      return PartitionSpec()
     axes: list[str | None] = [None] * len(shape)
-    # Split one axis over `model`: the experts, or else the columns.
-    stacked = orthogonal.is_parameter(path)
-    place = 0 if stacked else len(shape) - 1
-    if (not stacked or len(shape) > 2) and self._splits(shape[place], MODEL):
+    name = jax.tree_util.keystr(path[-2:], simple=True, separator="/")
+    place = INNER.get((name, len(shape)))
+    if orthogonal.is_parameter(path) and len(shape) > 2:
+      place = 0
+    if place is not None and self._splits(shape[place], MODEL):
       axes[place] = MODEL
     # Split the longest remaining axis over `fsdp`.
     left = [k for k, axis in enumerate(axes) if axis is None]
-    if left := [k for k in left if self._splits(shape[k], FSDP)]:
+    left = [k for k in left if len(shape) > 1 and self._splits(shape[k], FSDP)]
+    if left:
       axes[max(left, key=shape.__getitem__)] = FSDP
     return PartitionSpec(*axes)
 

@@ -8,11 +8,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformers.foundations import platforms
-from jaxformers.foundations.platforms import SEQUENCE, by_device
+from jaxformers.foundations.platforms import MODEL, SEQUENCE, by_device
 from jaxformers.models import parallel
 from jaxformers.models.mixers import convolution
 from jaxformers.models.parallel import (
-  MODEL,
   column_sums,
   dot_general,
   each_sample,

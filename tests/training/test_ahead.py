@@ -122,6 +122,30 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize(("model", "count"), [("transformer", 4), ("s5", 0)])
+@pytest.mark.usefixtures("optimized")
+def test_heads_and_hidden_units_on_several_tpus_send_sums_of_tokens(
+  model, count, monkeypatch
+):
+  """A branch sends one in each pass, and nothing is sent without them."""
+  texts = []
+  read = programs.count
+  monkeypatch.setattr(
+    programs, "count", lambda *args: texts.append(args[0]) or read(*args)
+  )
+  overrides = ["--config.mesh=model:4"]
+  if model == "transformer":
+    overrides.append("--config.model.mixer.num_heads=4")
+  sent = make(model, *overrides).train().collectives
+  assert sum(each.count for each in sent) == count
+  # Tokens in float32: 8 rows of 64 tokens with 16 channels.
+  assert sum(each.bytes for each in sent) == count * 8 * 64 * 16 * 4
+  assert {each.kind for each in sent} <= {"all-reduce"}
+  assert ("pallas_call" in texts[0]) == (model in WITH_KERNEL)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
 @pytest.mark.usefixtures("optimized")
 def test_pmap_compiles_for_tpus_to_the_work_of_jit():
   jit, pmap = (

@@ -90,9 +90,20 @@ def test_layout_spec_splits_parameters_by_rule():
   assert own.spec(skew, (3, 8, 8)) == P(None, "fsdp", None)  # 3 do not divide.
   # One matrix alone is mapped by everybody.
   assert own.spec(path("basis_skew"), (8, 8)) == P("fsdp", None)
-  assert own.spec(path("mlp", "kernel"), (8, 32)) == P("fsdp", "model")
-  assert own.spec(path("mlp", "kernel"), (8, 3)) == P("fsdp", None)
-  assert own.spec(path("mlp", "bias"), (32,)) == P()
+  # Hidden units, heads and other kernels.
+  for names, shape, want in (
+    ("up kernel", (8, 32), P("fsdp", "model")),
+    ("up kernel", (8, 3), P("fsdp", None)),
+    ("up bias", (32,), P("model")),
+    ("down kernel", (32, 8), P("model", "fsdp")),
+    ("down bias", (8,), P(None)),
+    ("query kernel", (8, 2, 4), P("fsdp", "model", None)),
+    ("key bias", (2, 4), P("model", "fsdp")),
+    ("out kernel", (2, 4, 8), P("model", None, "fsdp")),
+    ("out kernel", (8, 8), P("fsdp", None)),
+    ("hidden kernel", (8, 32), P(None, "fsdp")),
+  ):
+    assert own.spec(path("layer_0", *names.split()), shape) == want
   assert own.spec(path("alpha"), ()) == P()
   # Moments of an optimiser lie where their parameters do.
   assert own.spec(path("mu", *[k.key for k in skew]), (4, 8, 8)) == P(

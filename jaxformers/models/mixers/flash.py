@@ -372,7 +372,7 @@ def _fitting(b: int, keys: int) -> tuple[int, int]:
 
 def _pads_keys() -> bool:
   """Returns True on TPUs, if the mesh does not split tokens."""
-  return platforms.on_tpu() and platforms.splits_only_rows()
+  return platforms.on_tpu() and platforms.keeps_tokens()
 
 
 def _cudnn_takes(
