@@ -213,7 +213,7 @@ def test_a_train_step_for_gpus_sends_one_all_reduce(model):
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
-@pytest.mark.parametrize("filtered", ["convolution", "ring"])
+@pytest.mark.parametrize("filtered", ["convolution", "gain", "ring"])
 @pytest.mark.usefixtures("optimized")
 def test_transforms_for_tpus_are_no_products_with_all_points(filtered):
   n, d, device = 1000, 4, topologies.describe_devices("v5e:2x2")[0]
@@ -222,6 +222,8 @@ def test_transforms_for_tpus_are_no_products_with_all_points(filtered):
     kernel = jnp.ones((d, n))
     if filtered == "convolution":
       return convolution.convolve(x, kernel)
+    if filtered == "gain":
+      return convolution.transform_real(x.reshape(4, -1)[:, :1998])
     sections = ring.Sections(*jnp.ones((2, 1, d // 2)))
     return ring.ring_filter(x, sections, jnp.ones(x.shape[:2], bool), (1,))
 
@@ -229,7 +231,7 @@ def test_transforms_for_tpus_are_no_products_with_all_points(filtered):
   x = jax.ShapeDtypeStruct((2, n, d), jnp.float32, sharding=place)
   with platforms.targeting(device):
     text = jax.jit(run).lower(x).compile().as_text()
-  # With such products it is 0.5 million cycles of the ring, or 3 million.
+  # With such products it is 0.5 million cycles of the ring, or more.
   assert 0 < programs.count(text).cycles < 250_000
 
 

@@ -22,9 +22,15 @@ import numpy as np
 from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.models.mixers.allpass import Sections
-from jaxformers.models.mixers.convolution import move_back, to_front
-
-LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
+from jaxformers.models.mixers.convolution import (
+  LONGEST,
+  Transform,
+  chirp_size,
+  chirp_transform,
+  move_back,
+  root_of_unity,
+  to_front,
+)
 
 
 def spread_dilations(d: int, length: int) -> tuple[int, ...]:
@@ -67,15 +73,6 @@ def delays(dilations: tuple[int, ...], sections: int) -> np.ndarray:
   return (np.arange(count)[None] + np.arange(sections)[:, None]) % count
 
 
-def _unit(
-  numerator: jax.Array, denominator: jax.Array, dtype: jnp.dtype
-) -> jax.Array:
-  """Returns exp(-2 pi i numerator / denominator) for reduced integers."""
-  share = numerator.astype(dtype) / denominator.astype(dtype)
-  angle = -2 * jnp.pi * share
-  return jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
-
-
 def _scaled(z: jax.Array, factor: jax.Array) -> jax.Array:
   """Returns the product of complex z and real `factor`."""
   return jax.lax.complex(z.real * factor, z.imag * factor)
@@ -110,7 +107,7 @@ def _grid(
   frequency = jnp.arange(n, dtype=jnp.uint32)[None, None]
   size = lengths.astype(jnp.uint32)[:, None, None]
   steps = jnp.asarray(dilations, jnp.uint32)[None, :, None]
-  delay = _unit((frequency * steps) % size, size, sections.angle.dtype)
+  delay = root_of_unity((frequency * steps) % size, size, sections.angle.dtype)
   count, channels = sections.angle.shape
   groups = len(dilations)
   order = delays(dilations, count)
@@ -195,44 +192,6 @@ def _gradient_of_phases(
   return Sections(by_decay, jnp.stack(by_angle))
 
 
-Transform = Callable[[jax.Array], jax.Array]
-
-
-def _short_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
-  """Returns a function that Fourier transforms each sample at its own length.
-
-  The function maps arrays [b, C, size] to arrays of the same shape. It is a
-  convolution with a chirp (Bluestein 1970), so the rings of one batch may have
-  any lengths. All arrays have the size of the convolution, because XLA on CPUs
-  computes padded arrays six times slower.
-
-  Args:
-    lengths: length of each sample, int32 [b], at least 1.
-    n: greatest length.
-    dtype: real dtype of the chirp.
-  """
-  size = _chirp_size(2 * n - 1)
-  place = jnp.arange(size, dtype=jnp.uint32)[None]
-  count = lengths.astype(jnp.uint32)[:, None]
-  # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
-  distance = jnp.minimum(place, size - place)
-  chirp = _unit((distance * distance) % (2 * count), 2 * count, dtype)
-  ring = jnp.fft.fft(jnp.conj(chirp))[:, None]
-  chirp = jnp.where(place < count, chirp, 0)[:, None]
-
-  # X_f = chirp_f sum_k (x_k chirp_k) conj(chirp_(f-k))
-  def transform(x: jax.Array) -> jax.Array:
-    return chirp * jnp.fft.ifft(jnp.fft.fft(x * chirp) * ring)
-
-  return transform
-
-
-def _chirp_size(least: int) -> int:
-  """Returns the least number 2^k or 3 2^k that is at least `least`."""
-  power = 1 << (least - 1).bit_length()
-  return 3 * power // 4 if 3 * power // 4 >= least else power
-
-
 def _by_length(
   x: jax.Array,
   lengths: jax.Array,
@@ -240,7 +199,7 @@ def _by_length(
 ) -> Any:
   """Calls `function(transform, lengths, size)` with the fastest transform.
 
-  This is a plain FFT if all lengths are n, and `_short_transform` otherwise. On
+  This is a plain FFT if all lengths are n, and `chirp_transform` otherwise. On
   a TPU it is the latter if an FFT of n points is slow (`platforms.fast_size`).
 
   Args:
@@ -252,8 +211,8 @@ def _by_length(
   n = x.shape[-1]
 
   def at_own_lengths() -> Any:
-    transform = _short_transform(lengths, n, x.real.dtype)
-    return function(transform, lengths, _chirp_size(2 * n - 1))
+    transform = chirp_transform(lengths, n, x.real.dtype)
+    return function(transform, lengths, chirp_size(2 * n - 1))
 
   if platforms.on_tpu() and platforms.fast_size(n) != n:
     return at_own_lengths()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -10,6 +12,9 @@ from jaxformers.models import parallel
 from jaxformers.models.mixers.state_space import exponential
 from jaxformers.models.segments import is_packed, last_number, tokens
 from jaxformers.scan import Pair, times
+
+Transform = Callable[[jax.Array], jax.Array]
+LONGEST = 1 << 16  # Squares of smaller positions fit into uint32.
 
 
 def sum_powers(log: Pair, weight: Pair, n: int) -> jax.Array:
@@ -91,6 +96,64 @@ def on_ring(
     ring = ring.at[:, 0].add(backward[:, 0])
     ring = ring.at[:, size - n + 1 :].add(jnp.flip(backward[:, 1:], 1))
   return ring
+
+
+def transform_real(x: jax.Array) -> jax.Array:
+  """Returns the Fourier transform of real x [d, n] -> [d, n // 2 + 1].
+
+  On a TPU it is a `chirp_transform` if n is a slow number of points.
+  """
+  n = x.shape[1]
+  is_slow = platforms.on_tpu() and platforms.fast_size(n) != n
+  if not is_slow or n > LONGEST:
+    return jnp.fft.rfft(x)
+  transform = chirp_transform(jnp.full((1,), n, jnp.int32), n, x.dtype)
+  padded = jnp.pad(x, ((0, 0), (0, chirp_size(2 * n - 1) - n)))
+  return transform(padded[None].astype(jnp.complex64))[0, :, : n // 2 + 1]
+
+
+def chirp_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:
+  """Returns a function that Fourier transforms each sample at its own length.
+
+  The function maps arrays [b, C, size] to arrays of the same shape. It is a
+  convolution with a chirp (Bluestein 1970), so the rings of one batch may have
+  any lengths. All arrays have the size of the convolution, because XLA on CPUs
+  computes padded arrays six times slower.
+
+  Args:
+    lengths: length of each sample, int32 [b], at least 1.
+    n: greatest length.
+    dtype: real dtype of the chirp.
+  """
+  size = chirp_size(2 * n - 1)
+  place = jnp.arange(size, dtype=jnp.uint32)[None]
+  count = lengths.astype(jnp.uint32)[:, None]
+  # The chirp exp(-i pi k^2 / length) for k < n, and its conjugate on a ring.
+  distance = jnp.minimum(place, size - place)
+  chirp = root_of_unity((distance * distance) % (2 * count), 2 * count, dtype)
+  ring = jnp.fft.fft(jnp.conj(chirp))[:, None]
+  chirp = jnp.where(place < count, chirp, 0)[:, None]
+
+  # X_f = chirp_f sum_k (x_k chirp_k) conj(chirp_(f-k))
+  def transform(x: jax.Array) -> jax.Array:
+    return chirp * jnp.fft.ifft(jnp.fft.fft(x * chirp) * ring)
+
+  return transform
+
+
+def chirp_size(least: int) -> int:
+  """Returns the least number 2^k or 3 2^k that is at least `least`."""
+  power = 1 << (least - 1).bit_length()
+  return 3 * power // 4 if 3 * power // 4 >= least else power
+
+
+def root_of_unity(
+  numerator: jax.Array, denominator: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
+  """Returns exp(-2 pi i numerator / denominator) for reduced integers."""
+  share = numerator.astype(dtype) / denominator.astype(dtype)
+  angle = -2 * jnp.pi * share
+  return jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
 
 
 def to_front(x: jax.Array, mask: jax.Array) -> jax.Array:

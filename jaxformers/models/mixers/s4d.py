@@ -31,6 +31,7 @@ from jaxformers.models.mixers.convolution import (
   on_ring,
   sum_powers,
   to_front,
+  transform_real,
 )
 from jaxformers.models.mixers.recurrence import Recurrence, stretch
 from jaxformers.models.mixers.state_space import (
@@ -218,7 +219,7 @@ class S4D(Recurrence):
     kernels = self._kernels(log, b, c, self.max_len)
     ring = on_ring(*kernels, size=2 * self.max_len)
     ring = ring.at[:, 0].add(skip)
-    share = 1 / jnp.maximum(largest(jnp.abs(jnp.fft.rfft(ring))), 1)
+    share = 1 / jnp.maximum(largest(jnp.abs(transform_real(ring))), 1)
     self.sow("kernels", "ring", share[:, None] * ring)
     if self.is_mutable_collection(FIXED) and not self.is_initializing():
       self.put_variable(FIXED, "share", share)

@@ -53,3 +53,16 @@ def test_move_back_undoes_to_front():
   np.testing.assert_array_equal(front[1, :, 0], [7, 9, 10, 0, 0, 0])
   back = convolution.move_back(front, mask)
   np.testing.assert_array_equal(back, jnp.where(mask[..., None], x, 0))
+
+
+@pytest.mark.parametrize("n", [998, 1_999, 2_016])
+def test_transform_real_is_the_transform_of_any_number_of_points(
+  n, monkeypatch
+):
+  x = np.random.default_rng(n).normal(size=(3, n)).astype(np.float32)
+  want = np.fft.rfft(x)
+  for on_tpu in (False, True):
+    monkeypatch.setattr(convolution.platforms, "on_tpu", lambda is_=on_tpu: is_)
+    found = convolution.transform_real(jnp.asarray(x))
+    assert found.shape == want.shape
+    assert abs(found - want).max() < 1e-6 * abs(want).max()
