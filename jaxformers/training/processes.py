@@ -208,10 +208,10 @@ def start(cluster: Cluster) -> None:
     initialization_timeout=cluster.start_seconds,
     heartbeat_timeout_seconds=cluster.silence_seconds,
   )
+  if jax.default_backend() == "cpu":
+    hide_lines(b"[Gloo]")  # One line for every group of devices.
   # JAX now knows of all processes, and watches them.
   if jax.process_count() > 1:
-    if jax.default_backend() == "cpu":
-      hide_lines(b"[Gloo]")  # One line for every group of processes.
     _restart_timer = _start_witness(cluster.stall_seconds)
 
 
