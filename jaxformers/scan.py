@@ -182,9 +182,8 @@ def linear_scan(
       slowly. "fft" convolves b with the powers of a; it needs factors that are
       equal in every step with |a| <= 1, and no mask, and its errors are
       relative to the largest state. "kernel" and "fft" take no resets. "auto"
-      is "scan" on a CPU, "kernel" on TPUs whose mesh splits only rows and steps
-      if there are no resets and `jax_enable_x64` is off, and "associative"
-      otherwise.
+      is "scan" on a CPU, "kernel" on TPUs if there are no resets and
+      `jax_enable_x64` is off, and "associative" otherwise.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],
@@ -275,7 +274,6 @@ def _over_devices(
     (None if is_constant else a, _add_start(a, b, flags, start, place), flags),
     a if is_constant else None,
     token_axis=1,
-    repeats=True,
   )
 
 
@@ -292,7 +290,10 @@ def _add_start(
   factor = a if _is_constant(a, b) else _map(lambda x: x[:, place], a)
   factor = _ones_where(at_first[1].keep, factor)
   head = _plus(times(factor, _forget(at_first[1].fresh, start)), at_first[0])
-  return _map(lambda x, y: x.at[:, place].set(y), b, head)
+  # XLA splits a select over devices rightly, and not a scatter into a slice.
+  n, ones = b.real.shape[1], (1,) * (b.real.ndim - 2)
+  is_first = (jnp.arange(n) == place % n).reshape(1, n, *ones)
+  return _map(lambda x, y: jnp.where(is_first, y[:, None], x), b, head)
 
 
 def _run_local(

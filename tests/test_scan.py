@@ -1,6 +1,7 @@
 """Linear recurrences: every form gives the states of a plain loop."""
 
 import itertools
+import math
 
 import chex
 import jax
@@ -478,7 +479,7 @@ def test_linear_scan_keeps_the_angle_of_long_rotations(form):
 )
 def test_steps_may_be_split_over_devices(mesh, varies, reverse):
   """Devices exchange a state each, and no steps."""
-  shape = (2, 40, 3)
+  shape = (2, 400, 3)
   a, b, mask, start = case(
     shape, is_complex=True, varies=varies, is_masked=True
   )
@@ -504,7 +505,43 @@ def test_steps_may_be_split_over_devices(mesh, varies, reverse):
   want = jax.jit(run)(a, b, start)
   chex.assert_trees_all_close(program(*placed), want, rtol=1e-4, atol=1e-5)
   sent = programs.count(program.as_text()).collectives
-  assert sum(each.bytes for each in sent) < b.nbytes
+  # They send less than the steps of one device and of one part of a number.
+  steps = math.prod(shape) // layout.mesh.shape["sequence"]
+  assert sum(each.bytes for each in sent) < 4 * steps / layout.parts
+
+
+@pytest.mark.parametrize("mesh", ["data:2,sequence:2", "sequence:4"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_steps_may_be_split_after_a_slice_of_them(mesh, reverse):
+  layout = Layout.of(mesh, jax.devices()[:4])
+  b = np.random.default_rng(0).normal(size=(1, 2, 40, 3)).astype(np.float32)
+
+  def run(b):
+    return linear_scan(jnp.float32(0.9), b[0], reverse=reverse)[0]
+
+  found = jax.jit(layout.traced(run))(jax.device_put(b, layout.sharding()))
+  chex.assert_trees_all_close(found, jax.jit(run)(b), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", ["model:4", "data:2,model:2"])
+def test_the_kernel_runs_alike_on_all_devices_of_the_axis_model(mesh):
+  """Also its gradient is not summed over them."""
+  shape = (2, 40, 3)
+  a, b, _, start = case(shape, is_complex=True, varies=True, is_masked=False)
+  layout = Layout.of(mesh, jax.devices()[:4])
+
+  def run(a, b, start):
+    y, pull = jax.vjp(
+      lambda *args: linear_scan(*args[:2], initial=args[2], form="kernel"),
+      *(a, b, start),
+    )
+    return y, pull(jax.tree.map(jnp.cos, y))
+
+  arrays = jax.device_put((a, b, start), layout.sharding("data"))
+  program = jax.jit(layout.traced(run)).lower(*arrays).compile()
+  want = jax.jit(run)(a, b, start)
+  chex.assert_trees_all_close(program(*arrays), want, rtol=1e-5, atol=1e-6)
+  assert not programs.count(program.as_text()).collectives
 
 
 def test_resets_forget_states_of_other_devices_that_are_not_finite():

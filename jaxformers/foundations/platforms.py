@@ -134,8 +134,8 @@ def by_device(
 
   XLA would gather the rows of all devices for a Fourier transform, would ask
   all devices before it takes a branch, and refuses to split a kernel. Without a
-  mesh that splits rows, or tokens if `token_axis` is given, this is a plain
-  call, and also if rows do not divide.
+  mesh that splits rows, or tokens if `token_axis` is given, or `model` if
+  `repeats`, this is a plain call, and also if rows do not divide.
 
   Args:
     function: function of trees of arrays, which returns a tree of arrays. It
@@ -187,6 +187,12 @@ def splits_tokens(rows: int, n: int) -> bool:
 def rows_of_device(rows: int) -> int:
   """Returns how many of the rows of a batch a device has, at least 1."""
   return max(1, rows // row_parts())
+
+
+def heads_of_device(heads: int) -> int:
+  """Returns how many heads a device has, which are split if they divide."""
+  size = _free_axes().get(MODEL, 1)
+  return heads if heads % size else heads // size
 
 
 def row_parts() -> int:

@@ -109,7 +109,8 @@ def transform_real(x: jax.Array) -> jax.Array:
     return jnp.fft.rfft(x)
   transform = chirp_transform(jnp.full((1,), n, jnp.int32), n, x.dtype)
   padded = jnp.pad(x, ((0, 0), (0, chirp_size(2 * n - 1) - n)))
-  return transform(padded[None].astype(jnp.complex64))[0, :, : n // 2 + 1]
+  spectrum = transform(jax.lax.complex(padded, jnp.zeros_like(padded))[None])
+  return spectrum[0, :, : n // 2 + 1]
 
 
 def chirp_transform(lengths: jax.Array, n: int, dtype: jnp.dtype) -> Transform:

@@ -328,7 +328,7 @@ def _attend_local(form: Form, n: int, local: Any, shared: Any) -> jax.Array:
   dropout, sink = shared
   device = jax.lax.axis_index(platforms.SEQUENCE) if form.split else 0
   b, h = local[0].shape[:2]
-  count, block = _fitting(b, h * n)
+  count, block = _fitting(b, platforms.heads_of_device(h) * n)
   # Few queries are not padded to a whole block.
   block = min(block, -(-local[0].shape[2] // 8) * 8)
 
@@ -354,7 +354,7 @@ def _fitting(b: int, keys: int) -> tuple[int, int]:
 
   Args:
     b: number of rows of the device.
-    keys: number of weights of a query in all heads of a row.
+    keys: number of weights of a query in all heads of the device.
   """
   if not platforms.on_tpu():
     return b, BLOCK

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxformers.foundations import platforms
 from jaxformers.foundations.errors import UserError
 from jaxformers.foundations.ranges import Fraction
 from jaxformers.foundations.registry import choose
@@ -70,13 +73,10 @@ def run(
     causal: True for one direction; False for both, with 2 N rows of C.
   """
   check_causal(module, causal=causal)
-  # Compute B x, its real and imaginary parts in one product.
+  # Compute the real and the imaginary parts of B x.
   size = system.log_a.real.shape[0]
-  parts = [part for part in system.b if part is not None]
-  driven = product(x, jnp.concatenate(parts, 1).astype(x.dtype))
-  drive = Pair(driven[..., :size], driven[..., size:])
-  if system.b.imag is None:
-    drive = Pair(driven, jnp.zeros_like(driven))
+  driven = products(x, [part for part in system.b if part is not None])
+  drive = Pair(driven[0], driven[1] if driven[1:] else jnp.zeros_like(*driven))
   a, drive = stretch(module, system.log_a, drive)
   # Run the recurrence forwards, and also backwards if not causal.
   initial = recall(module, "state")
@@ -88,13 +88,48 @@ def run(
       a, drive, reverse=True, **scan_options(mask, reverse=True)
     )
     parts += states
-  # Re(C h) = Re(C) Re(h) - Im(C) Im(h), in one product.
+  # Re(C h) = Re(C) Re(h) - Im(C) Im(h).
   real, imag = system.c
   rows = [real[:size], -imag[:size]]
   if not causal:
     rows += [real[size:], -imag[size:]]
-  y = product(jnp.concatenate(parts, -1), jnp.concatenate(rows).astype(x.dtype))
+  y = sum_products(parts, rows)
   return y + system.skip.astype(x.dtype)[None, None] * x
+
+
+def products(x: jax.Array, matrices: Sequence[jax.Array]) -> list[jax.Array]:
+  """Returns the products of tokens [b, n, d] and matrices [d, N] each.
+
+  They are computed as one product, except on TPUs, where narrow results would
+  be copied to be cut apart.
+  """
+  if platforms.on_tpu():
+    return [product(x, matrix.astype(x.dtype)) for matrix in matrices]
+  joined = product(x, jnp.concatenate(matrices, 1).astype(x.dtype))
+  return jnp.split(joined, len(matrices), -1)
+
+
+def sum_products(
+  parts: Sequence[jax.Array], matrices: Sequence[jax.Array]
+) -> jax.Array:
+  """Returns the sum of the products of parts [b, n, N] and matrices [N, d].
+
+  They are computed as one product, except on TPUs, as in `products`.
+  """
+  dtype = parts[0].dtype
+  if not platforms.on_tpu():
+    joined = jnp.concatenate(matrices).astype(dtype)
+    return product(jnp.concatenate(parts, -1), joined)
+  terms = [
+    dot_general(
+      part,
+      matrix.astype(dtype),
+      (((2,), (0,)), ((), ())),
+      preferred_element_type=jnp.promote_types(dtype, jnp.float32),
+    )
+    for part, matrix in zip(parts, matrices, strict=True)
+  ]
+  return functools.reduce(jnp.add, terms).astype(dtype)
 
 
 def stretch(module: nn.Module, log_a: Pair, drive: Pair) -> tuple[Pair, Pair]:

@@ -63,6 +63,9 @@ def test_transform_real_is_the_transform_of_any_number_of_points(
   want = np.fft.rfft(x)
   for on_tpu in (False, True):
     monkeypatch.setattr(convolution.platforms, "on_tpu", lambda is_=on_tpu: is_)
-    found = convolution.transform_real(jnp.asarray(x))
+    with monkeypatch.context() as context:
+      if on_tpu and n != 2_016:
+        context.delattr(jnp.fft, "rfft")  # A slow transform there.
+      found = convolution.transform_real(jnp.asarray(x))
     assert found.shape == want.shape
     assert abs(found - want).max() < 1e-6 * abs(want).max()

@@ -1,5 +1,6 @@
 """What recurrent mixers share."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,3 +58,29 @@ def test_bidirectional_lru_sees_both_ends_from_everywhere():
     moved[:, at] += 1
     z, _ = mixer.apply({"params": params}, moved, **kw)
     assert (np.abs(z - y).max(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_products_one_by_one_are_one_product(dtype, monkeypatch):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(2, 5, 6)), dtype)
+  into = [jnp.asarray(rng.normal(size=(6, 3)), jnp.float32) for _ in range(4)]
+  out = [jnp.asarray(rng.normal(size=(3, 6)), jnp.float32) for _ in range(4)]
+
+  def run():
+    parts = recurrence.products(x, into)
+    return parts, recurrence.sum_products(parts, out)
+
+  want = run()
+  monkeypatch.setattr(recurrence.platforms, "on_tpu", lambda: True)
+  found = run()
+  assert found[1].dtype == dtype
+  error = 1e-5 if dtype == jnp.float32 else 0.1
+  chex.assert_trees_all_close(found, want, atol=error, rtol=0)
+  # Sums are rounded once.
+  exact = sum(
+    np.asarray(p, np.float64) @ np.asarray(r.astype(dtype), np.float64)
+    for p, r in zip(found[0], out, strict=True)
+  )
+  rounded = jnp.asarray(exact, dtype).astype(jnp.float32)
+  assert abs(found[1].astype(jnp.float32) - rounded).max() < error / 2
