@@ -120,6 +120,52 @@ def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
     assert not re.search("fft|_kernels|_sigma|_share", name), name
 
 
+def share_of_copies(text):
+  """Share of the bytes of a program whose instructions only copy numbers.
+
+  Copies to another memory in the same layout hide behind other instructions
+  and do not count.
+  """
+  entry, computations = programs.parse(text)
+  reader = programs._Reader(computations, {})
+  moving = {"copy", "transpose", "slice", "concatenate", "gather", "reverse"}
+  passing = moving | {"parameter", "bitcast", "reshape", "tuple", "constant"}
+  total = copied = 0
+  for name in computations:
+    # The instructions of the entry and of loops, and not those of fusions.
+    if name != entry and "region" not in name:
+      continue
+    for each in computations[name].values():
+      size = reader._bytes(each)
+      total += size
+      kinds = {part.kind for part in reader._called(each).values()}
+      kinds = kinds or {each.kind}
+      # The same order of axes and no fusion: to another memory.
+      orders = {
+        re.search(r"\{([\d,]*)", x.shape)[1] for x in (each, *each.sources)
+      }
+      is_far = each.kind in moving and len(orders) == 1
+      if kinds & moving and kinds <= passing and not is_far:
+        copied += size
+  return copied / total
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
+@pytest.mark.parametrize("model", ["s5", "linoss"])
+@pytest.mark.usefixtures("optimized")
+def test_recurrences_on_tpus_copy_little(model, monkeypatch):
+  """Kernels read narrow states with the steps last, as products write them."""
+  texts = []
+  read = programs.count
+  monkeypatch.setattr(
+    programs, "count", lambda *args: texts.append(args[0]) or read(*args)
+  )
+  wide = ["--config.model.d_model=64", "--config.batch_size=256"]
+  make(model, *wide, sizes=SIZES | {"max_len": 1_024}).train()
+  assert share_of_copies(texts[0]) < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
 @pytest.mark.parametrize(("model", "count"), [("transformer", 4), ("s5", 0)])
