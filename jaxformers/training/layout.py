@@ -35,9 +35,10 @@ from jaxformers.foundations.platforms import MODEL, SEQUENCE
 DATA, FSDP = "data", "fsdp"
 AXES = (DATA, FSDP, SEQUENCE, MODEL)
 # Axis of heads or of hidden units, by the parameter and its number of axes.
+_HEADS = ("query", "key", "value", "query_global", "key_global", "value_global")
 INNER = {
-  **{(f"{x}/kernel", 3): 1 for x in ("query", "key", "value", "gate")},
-  **{(f"{x}/bias", 2): 0 for x in ("query", "key", "value")},
+  **{(f"{x}/kernel", 3): 1 for x in (*_HEADS, "gate")},
+  **{(f"{x}/bias", 2): 0 for x in _HEADS},
   ("out/kernel", 3): 0,
   ("up/kernel", 2): 1,
   ("up/bias", 1): 0,
