@@ -13,7 +13,6 @@ from jaxformers.models.blocks.streams import expand, reduce
 from jaxformers.models.cache import is_decoding
 from jaxformers.models.dropout import make_dropout
 from jaxformers.models.norm import NORMS, normalize
-from jaxformers.models.parallel import whole_tokens
 
 
 class Encoder(nn.Module):
@@ -67,7 +66,7 @@ class Encoder(nn.Module):
     embed = self.embedding(
       concatenate=kind.concatenate_positions, name="embedding"
     )
-    x = whole_tokens(embed(ids, mask))
+    x = embed(ids, mask)
     x = make_dropout(self, self.dropout_rate, train=train)(x)
     x = self.perturb("embedded", x)
     self.sow("intermediates", "hidden", x)
@@ -96,7 +95,6 @@ class Encoder(nn.Module):
     x = expand(x, streams)
     for block in blocks:
       x, carry = call(block, x, mask, carry)
-      x = whole_tokens(x)
       self.sow("intermediates", "hidden", reduce(x, streams))
     return self._end(kind, reduce(x, streams), mask, train)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformers.foundations import platforms
 
@@ -168,16 +167,3 @@ repeat.defvjp(
   lambda x, count: (repeat(x, count), x.shape),
   lambda count, shape, g: (column_sums(g.reshape(count, -1)).reshape(shape),),
 )
-
-
-def whole_tokens(x: jax.Array) -> jax.Array:
-  """Returns x [b, n, d] with all channels of a token on one device.
-
-  Otherwise the channels would be split like the columns of the preceding
-  matrix, and would be gathered again for every expert.
-  """
-  if not experts_are_spread():
-    return x
-  free = PartitionSpec.UNCONSTRAINED
-  sharding = NamedSharding(_mesh(), PartitionSpec(free, free, None))
-  return jax.lax.with_sharding_constraint(x, sharding)

@@ -33,7 +33,6 @@ from jaxformers.models.blocks.invertible import (
 from jaxformers.models.parallel import (
   experts_are_spread,
   product,
-  whole_tokens,
 )
 from jaxformers.models.transject.gate import (
   Outputs,
@@ -361,7 +360,7 @@ class TransJectLayers(InvertibleLayers):
     """Returns the layer's output and the experts' weights."""
     # y = x + a G(x), then y + a H(y).
     y, side = self._mixture(weights, x, shared, mask, side)
-    x = whole_tokens(x + y.astype(x.dtype))
+    x = x + y.astype(x.dtype)
     return x + self._feed_forward(weights, x), side
 
   def _mixture(
