@@ -100,10 +100,10 @@ def run(
 def products(x: jax.Array, matrices: Sequence[jax.Array]) -> list[jax.Array]:
   """Returns the products of tokens [b, n, d] and matrices [d, N] each.
 
-  They are computed as one product, except on TPUs, where narrow results would
-  be copied to be cut apart.
+  They are computed as one product, except for narrow layers on TPUs, where
+  results would be copied to be cut apart.
   """
-  if platforms.on_tpu():
+  if _are_apart(matrices):
     return [product(x, matrix.astype(x.dtype)) for matrix in matrices]
   joined = product(x, jnp.concatenate(matrices, 1).astype(x.dtype))
   return jnp.split(joined, len(matrices), -1)
@@ -117,7 +117,7 @@ def sum_products(
   They are computed as one product, except on TPUs, as in `products`.
   """
   dtype = parts[0].dtype
-  if not platforms.on_tpu():
+  if not _are_apart(matrices):
     joined = jnp.concatenate(matrices).astype(dtype)
     return product(jnp.concatenate(parts, -1), joined)
   terms = [
@@ -130,6 +130,14 @@ def sum_products(
     for part, matrix in zip(parts, matrices, strict=True)
   ]
   return functools.reduce(jnp.add, terms).astype(dtype)
+
+
+def _are_apart(matrices: Sequence[jax.Array]) -> bool:
+  """Returns True on a TPU if matrices have at most 128 rows and columns.
+
+  Tokens with more channels would be read again for every matrix.
+  """
+  return platforms.on_tpu() and max(matrices[0].shape) <= 128
 
 
 def stretch(module: nn.Module, log_a: Pair, drive: Pair) -> tuple[Pair, Pair]:
