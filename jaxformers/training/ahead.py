@@ -28,7 +28,12 @@ from jaxformers.training import (
 )
 from jaxformers.training import state as states
 from jaxformers.training.evaluate import Evaluator
-from jaxformers.training.layout import Layout, placed_shapes, token_axis
+from jaxformers.training.layout import (
+  FSDP,
+  Layout,
+  placed_shapes,
+  token_axis,
+)
 from jaxformers.training.topologies import Chip
 from jaxformers.training.trainer import make_step, more_parts, sees_batch
 
@@ -193,7 +198,7 @@ class Ahead:
         "examples of a step. Compile with --config.packing=False, whose step "
         "has one example a row."
       )
-    self.config, self.chip = config, chip
+    self.config, self.chip, self._sizes = config, chip, sizes
     self.layout = Layout.of(config.mesh, list(devices))
     compilers.check_split(config, self.layout)
     rows = config.batch_size
@@ -219,7 +224,8 @@ class Ahead:
     """Compiles the train step, in more and more parts until it fits.
 
     Raises:
-      UserError: if it does not fit.
+      UserError: if it does not fit. The message names the mesh that splits the
+        parameters over all devices, if the step fits with it.
     """
     c = self.config
     rows = c.batch_size // self.layout.parts
@@ -234,13 +240,32 @@ class Ahead:
           parts = more
           continue
         greater = "a greater --config.accumulate, " if is_chosen else ""
-        raise UserError(
-          f"A step {error} in {parts} part(s) of its batch, and a device has "
-          f"{self.chip.gib:g} GiB. Set "
+        remedy = self._fitting_mesh() or (
           f"--config.model.memory=recomputed, {greater}a smaller "
           "--config.batch_size, or a --config.mesh that splits the model over "
-          "devices."
+          "devices"
+        )
+        raise UserError(
+          f"A step {error} in {parts} part(s) of its batch, and a device has "
+          f"{self.chip.gib:g} GiB. Set {remedy}."
         ) from error
+
+  def _fitting_mesh(self) -> str:
+    """Returns the mesh that splits parameters, if a step fits then, or ""."""
+    devices = self.layout.mesh.devices.ravel().tolist()
+    mesh = f"{FSDP}:{len(devices)}"
+    is_split = self.layout.mesh.shape[FSDP] == len(devices)
+    if is_split or self.config.parallel != "jit":
+      return ""
+    config = dataclasses.replace(self.config, mesh=mesh)
+    try:
+      report = Ahead(config, devices, self.chip, self._sizes).train()
+    except UserError:
+      return ""
+    return (
+      f"--config.mesh={mesh}, with which it needs {report.total:.2f} GiB in "
+      f"{report.parts} part(s)"
+    )
 
   def _compile_train(self, parts: int) -> Report:
     lowered = self._lower_train(parts, self.batch)

@@ -343,6 +343,34 @@ def test_train_names_the_remedies_if_it_does_not_fit(
     ahead.train()
 
 
+@pytest.mark.parametrize(
+  ("mesh", "least", "message"),
+  [
+    ("data:4", 1, r"Set --config.mesh=fsdp:4, with which it needs 1.00 GiB"),
+    ("data:2,fsdp:2", 1, r"Set --config.mesh=fsdp:4, .* in 1 part"),
+    ("data:4", 3, r"in 2 part.*Set --config.model.memory=recomputed"),
+    ("fsdp:4", 3, r"in 2 part.*Set --config.model.memory=recomputed"),
+  ],
+)
+def test_train_finds_the_mesh_that_fits_if_no_number_of_parts_does(
+  monkeypatch, mesh, least, message
+):
+  """Here memory is of parameters, and parts of the batch need no less."""
+
+  def compile_train(self, parts):
+    total = max(least, 4 / self.layout.mesh.shape["fsdp"])
+    if total > self.chip.gib:
+      raise TooLargeError(total * 2**30)
+    numbers = dict.fromkeys([f.name for f in dataclasses.fields(Report)], 0)
+    return Report(**numbers | {"parts": parts, "total": total})
+
+  monkeypatch.setattr(Ahead, "_compile_train", compile_train)
+  chip = dataclasses.replace(CHIP, gib=1.5)
+  config = load("transformer", f"--config.mesh={mesh}")
+  with pytest.raises(UserError, match=message):
+    Ahead(config, jax.devices()[:4], chip, SIZES).train()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
 def test_a_step_that_the_compiler_refuses_gets_a_message():
