@@ -240,7 +240,7 @@ class Layout:
     axes: list[str | None] = [None] * len(shape)
     name = jax.tree_util.keystr(path[-2:], simple=True, separator="/")
     place = INNER.get((name, len(shape)))
-    if orthogonal.is_parameter(path) and len(shape) > 2:
+    if len(shape) > 2 and orthogonal.is_parameter(path):
       place = 0
     if place is not None and self._splits(shape[place], MODEL):
       axes[place] = MODEL
