@@ -182,8 +182,9 @@ def linear_scan(
       slowly. "fft" convolves b with the powers of a; it needs factors that are
       equal in every step with |a| <= 1, and no mask, and its errors are
       relative to the largest state. "kernel" and "fft" take no resets. "auto"
-      is "scan" on a CPU, "kernel" on TPUs if there are no resets and
-      `jax_enable_x64` is off, and "associative" otherwise.
+      is "scan" on a CPU, "kernel" on TPUs if there are no resets,
+      `jax_enable_x64` is off and a device has all steps or a part of equal
+      size, and "associative" otherwise.
 
   Returns:
     The states [batch, n, ...], and the state after the last step [batch, ...],
@@ -290,10 +291,20 @@ def _add_start(
   factor = a if _is_constant(a, b) else _map(lambda x: x[:, place], a)
   factor = _ones_where(at_first[1].keep, factor)
   head = _plus(times(factor, _forget(at_first[1].fresh, start)), at_first[0])
-  # XLA splits a select over devices rightly, and not a scatter into a slice.
-  n, ones = b.real.shape[1], (1,) * (b.real.ndim - 2)
-  is_first = (jnp.arange(n) == place % n).reshape(1, n, *ones)
-  return _map(lambda x, y: jnp.where(is_first, y[:, None], x), b, head)
+  return _map(lambda x, y: _put(x, place, y), b, head)
+
+
+def _put(x: jax.Array, place: int, y: jax.Array) -> jax.Array:
+  """Returns x [batch, n, ...] with y [batch, ...] as one of the steps.
+
+  Where the mesh splits the steps, this is a select: XLA splits a scatter into
+  a slice of an array wrongly (jax 0.10.2).
+  """
+  if platforms.keeps_tokens():
+    return x.at[:, place].set(y)
+  n = x.shape[1]
+  steps = jnp.arange(n).reshape(1, n, *(1,) * (x.ndim - 2))
+  return jnp.where(steps == place % n, y[:, None], x)
 
 
 def _run_local(
@@ -576,7 +587,7 @@ def _segment_backward(
     return jnp.concatenate([x[:, 1:], end], 1)
 
   # Add `after` to the gradient of the last state.
-  added = _map(lambda x, y: x.at[:, -1].add(y), g, after)
+  added = _map(lambda x, y: _put(x, -1, x[:, -1] + y), g, after)
   if fixed is None:
     imag = None if a.imag is None else shift(a.imag, 0)
     factor = Pair(shift(a.real, 1), imag)

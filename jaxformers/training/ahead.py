@@ -224,8 +224,8 @@ class Ahead:
     """Compiles the train step, in more and more parts until it fits.
 
     Raises:
-      UserError: if it does not fit. The message names the mesh that splits the
-        parameters over all devices, if the step fits with it.
+      UserError: if it does not fit. The message says what it needs with
+        parameters that are split over all devices, if it fits then.
     """
     c = self.config
     rows = c.batch_size // self.layout.parts
@@ -240,18 +240,16 @@ class Ahead:
           parts = more
           continue
         greater = "a greater --config.accumulate, " if is_chosen else ""
-        remedy = self._fitting_mesh() or (
-          f"--config.model.memory=recomputed, {greater}a smaller "
-          "--config.batch_size, or a --config.mesh that splits the model over "
-          "devices"
-        )
         raise UserError(
           f"A step {error} in {parts} part(s) of its batch, and a device has "
-          f"{self.chip.gib:g} GiB. Set {remedy}."
+          f"{self.chip.gib:g} GiB. Set "
+          f"--config.model.memory=recomputed, {greater}a smaller "
+          "--config.batch_size, or a --config.mesh that splits the model over "
+          f"devices.{self._try_split_parameters()}"
         ) from error
 
-  def _fitting_mesh(self) -> str:
-    """Returns the mesh that splits parameters, if a step fits then, or ""."""
+  def _try_split_parameters(self) -> str:
+    """Returns what a step needs whose parameters are split, or ""."""
     devices = self.layout.mesh.devices.ravel().tolist()
     mesh = f"{FSDP}:{len(devices)}"
     is_split = self.layout.mesh.shape[FSDP] == len(devices)
@@ -263,8 +261,8 @@ class Ahead:
     except UserError:
       return ""
     return (
-      f"--config.mesh={mesh}, with which it needs {report.total:.2f} GiB in "
-      f"{report.parts} part(s)"
+      f" With --config.mesh={mesh} it needs {report.total:.2f} GiB in "
+      f"{report.parts} part(s)."
     )
 
   def _compile_train(self, parts: int) -> Report:

@@ -114,7 +114,7 @@ def sum_products(
 ) -> jax.Array:
   """Returns the sum of the products of parts [b, n, N] and matrices [N, d].
 
-  They are computed as one product, except on TPUs, as in `products`.
+  They are computed as one product, or one by one where `products` does so.
   """
   dtype = parts[0].dtype
   if not _are_apart(matrices):

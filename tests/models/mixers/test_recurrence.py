@@ -82,5 +82,7 @@ def test_products_one_by_one_are_one_product(dtype, monkeypatch):
     np.asarray(p, np.float64) @ np.asarray(r.astype(dtype), np.float64)
     for p, r in zip(found[0], out, strict=True)
   )
+  assert recurrence._are_apart([jnp.ones((128, 128))])
+  assert not recurrence._are_apart([jnp.ones((129, 1))])
   rounded = jnp.asarray(exact, dtype).astype(jnp.float32)
   assert abs(found[1].astype(jnp.float32) - rounded).max() < error / 2
