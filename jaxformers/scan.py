@@ -294,17 +294,21 @@ def _add_start(
   return _map(lambda x, y: _put(x, place, y), b, head)
 
 
-def _put(x: jax.Array, place: int, y: jax.Array) -> jax.Array:
-  """Returns x [batch, n, ...] with y [batch, ...] as one of the steps.
+def _put(
+  x: jax.Array, place: int, y: jax.Array, *, adds: bool = False
+) -> jax.Array:
+  """Returns x [batch, n, ...] with y [batch, ...] as one step, or added to it.
 
   Where the mesh splits the steps, this is a select: XLA splits a scatter into
   a slice of an array wrongly (jax 0.10.2).
   """
   if platforms.keeps_tokens():
-    return x.at[:, place].set(y)
+    step = x.at[:, place]
+    return step.add(y) if adds else step.set(y)
   n = x.shape[1]
   steps = jnp.arange(n).reshape(1, n, *(1,) * (x.ndim - 2))
-  return jnp.where(steps == place % n, y[:, None], x)
+  new = x + y[:, None] if adds else y[:, None]
+  return jnp.where(steps == place % n, new, x)
 
 
 def _run_local(
@@ -587,7 +591,7 @@ def _segment_backward(
     return jnp.concatenate([x[:, 1:], end], 1)
 
   # Add `after` to the gradient of the last state.
-  added = _map(lambda x, y: _put(x, -1, x[:, -1] + y), g, after)
+  added = _map(lambda x, y: _put(x, -1, y, adds=True), g, after)
   if fixed is None:
     imag = None if a.imag is None else shift(a.imag, 0)
     factor = Pair(shift(a.real, 1), imag)

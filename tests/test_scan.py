@@ -523,6 +523,24 @@ def test_steps_may_be_split_after_a_slice_of_them(mesh, reverse):
   chex.assert_trees_all_close(found, jax.jit(run)(b), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_step_is_put_into_a_slice_that_devices_split(place, adds):
+  layout = Layout.of("sequence:4", jax.devices()[:4])
+  x = np.random.default_rng(0).normal(size=(1, 2, 40, 3)).astype(np.float32)
+  y = np.ones((2, 3), np.float32)
+
+  def run(x):
+    z = scan._put(x[0], place, y, adds=adds)
+    split = layout.sharding(None, "sequence")
+    return jax.lax.with_sharding_constraint(z, split)
+
+  found = jax.jit(layout.traced(run))(jax.device_put(x, layout.sharding()))
+  want = x[0].copy()
+  want[:, place] = want[:, place] + y if adds else y
+  chex.assert_trees_all_equal(np.asarray(found), want)
+
+
 @pytest.mark.parametrize("mesh", ["model:4", "data:2,model:2"])
 def test_the_kernel_runs_alike_on_all_devices_of_the_axis_model(mesh):
   """Also its gradient is not summed over them."""
