@@ -122,6 +122,11 @@ def fast_size(least: int) -> int:
   return -(-least // step) * step
 
 
+def is_slow_size(n: int) -> bool:
+  """Returns True on TPUs if Fourier transforms of n points are slow."""
+  return on_tpu() and fast_size(n) != n
+
+
 def by_device(
   function: Callable[..., Any],
   rows: Any,
@@ -154,10 +159,10 @@ def by_device(
   from jax.sharding import PartitionSpec
 
   sizes, count = _free_axes(), row_parts()
-  splits = token_axis > 0 and sizes.get(SEQUENCE, 1) > 1
+  splits = token_axis > 0 and not keeps_tokens()
   # A model that is initialised with one example has no rows to split.
   is_whole = any(x.shape[0] % count for x in jax.tree.leaves(rows))
-  repeats = repeats and sizes.get(MODEL, 1) > 1
+  repeats = repeats and _parts(MODEL) > 1
   if is_whole or not (count > 1 or splits or repeats):
     return function(rows, shared)
   names = [axis for axis in sizes if axis in ROWS or sizes[axis] == 1]
@@ -180,8 +185,8 @@ def by_device(
 
 def splits_tokens(rows: int, n: int) -> bool:
   """Returns True if `by_device` can split n tokens of each of some rows."""
-  size = _free_axes().get(SEQUENCE, 1)
-  return size > 1 and n % size == 0 and rows % row_parts() == 0
+  whole = n % _parts(SEQUENCE) == rows % row_parts() == 0
+  return whole and not keeps_tokens()
 
 
 def rows_of_device(rows: int) -> int:
@@ -191,24 +196,28 @@ def rows_of_device(rows: int) -> int:
 
 def heads_of_device(heads: int) -> int:
   """Returns how many heads a device has, which are split if they divide."""
-  size = _free_axes().get(MODEL, 1)
+  size = _parts(MODEL)
   return heads if heads % size else heads // size
 
 
 def row_parts() -> int:
   """Returns into how many parts the mesh splits the rows of a batch."""
-  axes = _free_axes()
-  return math.prod(size for axis, size in axes.items() if axis in ROWS)
+  return math.prod(map(_parts, ROWS))
 
 
 def keeps_tokens() -> bool:
   """Returns True if the mesh does not split the tokens of a row."""
-  return _free_axes().get(SEQUENCE, 1) == 1
+  return _parts(SEQUENCE) == 1
 
 
 def splits_only_rows() -> bool:
   """Returns True if the mesh splits nothing but the rows of a batch."""
   return all(axis in ROWS or size == 1 for axis, size in _free_axes().items())
+
+
+def _parts(axis: str) -> int:
+  """Returns into how many parts a free axis of the mesh splits arrays."""
+  return _free_axes().get(axis, 1)
 
 
 def _free_axes() -> dict[str, int]:

@@ -76,11 +76,6 @@ def for_samples(z: jax.Array, count: int) -> jax.Array:
   )
 
 
-def _tokens_are_split() -> bool:
-  """Returns True if the mesh splits the tokens of a sample over devices."""
-  return _mesh().shape.get(platforms.SEQUENCE, 1) > 1
-
-
 def product(x: jax.Array, w: jax.Array, precision: Any = None) -> jax.Array:
   """Returns x [b, n, d] times w [d, ...] -> [b, n, ...]: see `dot_general`."""
   return dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), precision)
@@ -103,7 +98,7 @@ def dot_general(
     dimensions, *options, **named: arguments of `jax.lax.dot_general`.
   """
   (axes, _), (batch, _) = dimensions
-  if batch or _tokens_are_split():
+  if batch or not platforms.keeps_tokens():
     return jax.lax.dot_general(x, w, dimensions, *options, **named)
   # Merge the axes: x to [rows, size], w to [size, columns].
   rows, columns = x.shape[: axes[0]], w.shape[len(axes) :]

@@ -28,12 +28,7 @@ from jaxformers.training import (
 )
 from jaxformers.training import state as states
 from jaxformers.training.evaluate import Evaluator
-from jaxformers.training.layout import (
-  FSDP,
-  Layout,
-  placed_shapes,
-  token_axis,
-)
+from jaxformers.training.layout import FSDP, Layout, placed_shapes, token_axis
 from jaxformers.training.topologies import Chip
 from jaxformers.training.trainer import make_step, more_parts, sees_batch
 

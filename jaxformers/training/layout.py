@@ -245,9 +245,12 @@ class Layout:
     if place is not None and self._splits(shape[place], MODEL):
       axes[place] = MODEL
     # Split the longest remaining axis over `fsdp`.
-    left = [k for k, axis in enumerate(axes) if axis is None]
-    left = [k for k in left if len(shape) > 1 and self._splits(shape[k], FSDP)]
-    if left:
+    left = [
+      k
+      for k, axis in enumerate(axes)
+      if axis is None and self._splits(shape[k], FSDP)
+    ]
+    if left and len(shape) > 1:
       axes[max(left, key=shape.__getitem__)] = FSDP
     return PartitionSpec(*axes)
 

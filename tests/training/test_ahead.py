@@ -76,24 +76,29 @@ def make(model, *overrides, chip=CHIP, sizes=SIZES):
   return Ahead(load(model, *overrides), devices, chip, sizes)
 
 
+@pytest.fixture
+def texts(monkeypatch):
+  """The texts of the programs that a test compiles."""
+  kept, count = [], programs.count
+
+  def keep(text, devices):
+    kept.append(text)
+    return count(text, devices)
+
+  monkeypatch.setattr(programs, "count", keep)
+  return kept
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
 @pytest.mark.parametrize("model", long_except(KINDS, MODELS))
 @pytest.mark.usefixtures("optimized")
-def test_a_train_step_for_tpus_sends_one_all_reduce(model, monkeypatch):
+def test_a_train_step_for_tpus_sends_one_all_reduce(model, texts):
   """It holds the gradient and the sums of the scores, and nothing else is sent.
 
   No product of an orthogonal map, a Fourier transform or a kernel of powers is
   a single pass of bfloat16.
   """
-  texts = []
-  count = programs.count
-
-  def keep(text, devices):
-    texts.append(text)
-    return count(text, devices)
-
-  monkeypatch.setattr(programs, "count", keep)
   # Some models need a greater length than SIZES has.
   report = make(model, sizes=SIZES | {"max_len": 256}).train()
   assert report.devices == 4
@@ -154,13 +159,8 @@ def share_of_copies(text):
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
 @pytest.mark.parametrize("model", ["s5", "lru", "linoss"])
 @pytest.mark.usefixtures("optimized")
-def test_recurrences_on_tpus_copy_little(model, monkeypatch):
+def test_recurrences_on_tpus_copy_little(model, texts):
   """Kernels read narrow states with the steps last, as products write them."""
-  texts = []
-  read = programs.count
-  monkeypatch.setattr(
-    programs, "count", lambda *args: texts.append(args[0]) or read(*args)
-  )
   wide = ["--config.model.d_model=64", "--config.batch_size=256"]
   make(model, *wide, sizes=SIZES | {"max_len": 1_024}).train()
   assert share_of_copies(texts[0]) < 0.02
@@ -171,14 +171,9 @@ def test_recurrences_on_tpus_copy_little(model, monkeypatch):
 @pytest.mark.parametrize(("model", "count"), [("transformer", 4), ("s5", 0)])
 @pytest.mark.usefixtures("optimized")
 def test_heads_and_hidden_units_on_several_tpus_send_sums_of_tokens(
-  model, count, monkeypatch
+  model, count, texts
 ):
   """A branch sends one in each pass, and nothing is sent without them."""
-  texts = []
-  read = programs.count
-  monkeypatch.setattr(
-    programs, "count", lambda *args: texts.append(args[0]) or read(*args)
-  )
   overrides = ["--config.mesh=model:4"]
   if model == "transformer":
     overrides.append("--config.model.mixer.num_heads=4")
@@ -192,12 +187,7 @@ def test_heads_and_hidden_units_on_several_tpus_send_sums_of_tokens(
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LIBTPU, reason="no libtpu")
-def test_scans_take_the_kernel_also_where_tokens_are_split(monkeypatch):
-  texts = []
-  read = programs.count
-  monkeypatch.setattr(
-    programs, "count", lambda *args: texts.append(args[0]) or read(*args)
-  )
+def test_scans_take_the_kernel_also_where_tokens_are_split(texts):
   make("s5", "--config.mesh=sequence:2,model:2").train()
   assert "pallas_call" in texts[0]
 

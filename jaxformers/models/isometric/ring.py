@@ -200,7 +200,7 @@ def _by_length(
   """Calls `function(transform, lengths, size)` with the fastest transform.
 
   This is a plain FFT if all lengths are n, and `chirp_transform` otherwise. On
-  a TPU it is the latter if an FFT of n points is slow (`platforms.fast_size`).
+  a TPU it is the latter also if an FFT of n points is slow.
 
   Args:
     x: complex array [b, C, n], which gives shape and dtype.
@@ -214,7 +214,7 @@ def _by_length(
     transform = chirp_transform(lengths, n, x.real.dtype)
     return function(transform, lengths, chirp_size(2 * n - 1))
 
-  if platforms.on_tpu() and platforms.fast_size(n) != n:
+  if platforms.is_slow_size(n):
     return at_own_lengths()
   # The condition is evaluated at run time, and only one branch runs.
   greatest = jnp.full((1,), n, jnp.int32)

@@ -104,8 +104,7 @@ def transform_real(x: jax.Array) -> jax.Array:
   On a TPU it is a `chirp_transform` if n is a slow number of points.
   """
   n = x.shape[1]
-  is_slow = platforms.on_tpu() and platforms.fast_size(n) != n
-  if not is_slow or n > LONGEST:
+  if not platforms.is_slow_size(n) or n > LONGEST:
     return jnp.fft.rfft(x)
   transform = chirp_transform(jnp.full((1,), n, jnp.int32), n, x.dtype)
   padded = jnp.pad(x, ((0, 0), (0, chirp_size(2 * n - 1) - n)))

@@ -30,10 +30,7 @@ from jaxformers.models.blocks.invertible import (
   Shared,
   lesser,
 )
-from jaxformers.models.parallel import (
-  experts_are_spread,
-  product,
-)
+from jaxformers.models.parallel import experts_are_spread, product
 from jaxformers.models.transject.gate import (
   Outputs,
   certified_constant,
